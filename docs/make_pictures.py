@@ -245,7 +245,7 @@ def screenshots(folder: Path) -> None:
     from lastkey.jobs.command.config import load_config
     from lastkey.jobs.command.progress import Silent
     from lastkey.jobs.report.job import profile_archive
-    from lastkey.jobs.report.page import page_of
+    from lastkey.jobs.report.page import render_page
     from tests.browser.chromium import chromium, look
 
     config = load_config(str(EXAMPLES / "topics.toml"))
@@ -253,7 +253,7 @@ def screenshots(folder: Path) -> None:
     report = profile_archive(given, Silent())
     report.archive = "examples/archive"  # the picture names no folder of the machine that made it
     page = folder / "report.html"
-    page.write_text(page_of(report), encoding="utf-8")
+    page.write_text(render_page(report), encoding="utf-8")
     with chromium() as chrome:
         for theme in THEMES:
             look(chrome, page, width=1100, dark=theme == "dark")

@@ -13,7 +13,7 @@ from typing import Any, Final
 from docs.option_tables import SETTINGS, toml_of
 from lastkey.jobs import installation
 from lastkey.jobs.command import cli
-from lastkey.jobs.command.declare import Value, values_of
+from lastkey.jobs.command.declare import Value, declared_values
 from lastkey.jobs.command.functions import COMMANDS
 from lastkey.jobs.command.job_modules import JOBS
 
@@ -72,7 +72,7 @@ def _options(values: Iterable[Value[Any, Any]]) -> Iterator[str]:
 
 def _settings(table: str) -> Iterator[str]:
     yield f'.SS "[{table}]"'
-    for value in values_of(SETTINGS[table]):
+    for value in declared_values(SETTINGS[table]):
         yield from _item(f"{value.flag} = {toml_of(value)}", value.help)
 
 

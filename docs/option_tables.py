@@ -13,7 +13,7 @@ from typing import Any, Final
 from docs.tables import table
 from lastkey.jobs import api, api_audit, api_store  # noqa: F401 - they declare the commands
 from lastkey.jobs.command.config import JobSettings, TopicSettings
-from lastkey.jobs.command.declare import Value, values_of
+from lastkey.jobs.command.declare import Value, declared_values
 from lastkey.jobs.command.functions import COMMANDS
 from lastkey.jobs.policies.toml_text import toml_value
 
@@ -57,13 +57,13 @@ def settings_table(name: str) -> str:
     """Return the table of the settings of a table of the settings file."""
     return table(
         ("setting", "default", "meaning"),
-        ((f"`{v.flag}`", f"`{toml_of(v)}`", v.help) for v in values_of(SETTINGS[name])),
+        ((f"`{v.flag}`", f"`{toml_of(v)}`", v.help) for v in declared_values(SETTINGS[name])),
     )
 
 
 def settings_file() -> str:
     """Return the settings file that has every setting at its default, each below its documentation."""
-    defaults, job = ("".join(map(_lines, values_of(declaration))) for declaration in SETTINGS.values())
+    defaults, job = ("".join(map(_lines, declared_values(declaration))) for declaration in SETTINGS.values())
     return f"{_HEAD}{defaults}{_JOB}{job}"
 
 

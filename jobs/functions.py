@@ -26,7 +26,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import from_arrow_type
 
 from lastkey.udfs.decode.avro import avro_json, avro_schema, decode_avro
-from lastkey.udfs.decode.decoders import DECODERS, Errors, decode, decoder, fail_at_first, problems_of
+from lastkey.udfs.decode.decoders import DECODERS, Errors, decode, decoder, fail_at_first, find_problems
 from lastkey.udfs.decode.partitioner import murmur2, partition_of
 
 _udf: Any = arrow_udf  # typed Any: its stubs want a function type, its code prefers type hints
@@ -115,7 +115,7 @@ def refusal(name: str) -> Any:
     """Return the function that says what is wrong with bytes for a decoder; null if nothing is."""
 
     def reasons(values: pa.Array) -> pa.Array:
-        return problems_of(values, name)
+        return find_problems(values, name)
 
     return _udf(reasons, "string")
 
@@ -133,7 +133,7 @@ def _avro(errors: Errors) -> Callable[[pa.Array, pa.Array], pa.Array]:
 
 def kafka_problem(values: pa.Array, names: pa.Array) -> pa.Array:
     """Say what is wrong with values for the decoder in `names`, which has to be the same in all rows."""
-    return problems_of(values, _constant(names, "the decoder's name"))
+    return find_problems(values, _constant(names, "the decoder's name"))
 
 
 def kafka_avro_problem(values: pa.Array, schemas: pa.Array) -> pa.Array:

@@ -33,11 +33,11 @@ from lastkey.udfs.dump_files import (
     Dumped,
     dump_tasks,
     dump_to_file,
+    folder_topic,
     gaps_of_folder,
     record_decoder,
     search_files,
     search_tasks,
-    topic_of,
 )
 from lastkey.udfs.problem import Problem, timed
 from lastkey.udfs.storage import exists, holds_segments, normal_uri, open_root
@@ -150,10 +150,10 @@ def _listed(options: InspectOptions, ignored: list[str]) -> list[DumpFile]:
         paths = ", ".join(options.paths)
         raise MissingPathError(path=paths, expected="log files, indexes, snapshots or checkpoints", found="none")
     of_topic = options.config.topic_settings
-    files = [replace(f, max_batch_bytes=of_topic(topic_of(f) or "").max_decompressed_batch_bytes) for f in files]
+    files = [replace(f, max_batch_bytes=of_topic(folder_topic(f) or "").max_decompressed_batch_bytes) for f in files]
     if options.topics == EVERY_TOPIC:
         return files
-    topics = [topic_of(file) or "" for file in files]
+    topics = [folder_topic(file) or "" for file in files]
     check_topics(options.topics, filter(None, topics), ", ".join(options.paths))
     wanted = options.topics
     return [  # a file without a topic, such as a checkpoint, stays unless topics are named

@@ -57,7 +57,7 @@ def admin_client() -> Any:
         raise NO_CLIENT(found=str(error)) from error
 
 
-def words_of(client: Any, error: Exception) -> str:
+def describe_client_error(client: Any, error: Exception) -> str:
     """Return the cluster's message of a KafkaException, or the text of another exception."""
     return str(error.args[0].str() if isinstance(error, client.KafkaException) else error)
 

@@ -25,7 +25,7 @@ from lastkey.jobs.command.reporting import JobReport, TextTable, labelled
 from lastkey.jobs.command.store_options import RebuildStateOptions
 from lastkey.jobs.errors import UNDECIDED, MissingPathError, UsageError
 from lastkey.jobs.store import manifests, writing
-from lastkey.jobs.store.erasures import bounds_of, check_nothing_comes_back, merged, to_text
+from lastkey.jobs.store.erasures import check_nothing_comes_back, merged, parse_bounds, to_text
 from lastkey.jobs.store.folders import RunFolder, run_folders
 from lastkey.jobs.store.generations import going_back
 from lastkey.jobs.store.paths import (
@@ -181,7 +181,7 @@ def _commits_that_count(
         name = names.partition_folder(*key)
         if chosen.get(key) == _NONE:
             committed = [c.commit for c in candidates if c.committed]
-            if any(has_erasures if one is None else bounds_of(one.checkpoint) for one in committed):
+            if any(has_erasures if one is None else parse_bounds(one.checkpoint) for one in committed):
                 what = "records of it were erased, or may have been"
                 raise UsageError(message=f"--choose {name}=none: {what}, {_WOULD_RETURN}")
             report.left_out.append(name)
@@ -221,7 +221,7 @@ def _chosen(candidates: Sequence[_Candidate], run_id: str, new_run_id: str, *, h
     committed = [c.commit for c in candidates if c.committed and c.commit is not None]
     parents = {one.run.parent_run_id for one in (*committed, chosen)}  # their children note what they note, and later
     last = [one for one in (*committed, chosen) if one.run.run_id not in parents]
-    erased = to_text(merged(bounds_of(one.checkpoint) for one in last))
+    erased = to_text(merged(parse_bounds(one.checkpoint) for one in last))
     check_nothing_comes_back(chosen.checkpoint, replace(chosen.checkpoint, erased=erased))
     readable = {one.run.generation_after for one in committed}
     unknown = [
@@ -236,7 +236,7 @@ def _chosen(candidates: Sequence[_Candidate], run_id: str, new_run_id: str, *, h
         raise UsageError(message=f"{names.partition_folder(*unknown[0].key)}: {what}, {_WOULD_RETURN}")
     numbers = [c.folder.generation for c in candidates]  # falling
     is_highest = chosen.run.generation_after == numbers[0]
-    if is_highest and numbers.count(numbers[0]) == 1 and erased == to_text(bounds_of(chosen.checkpoint)):
+    if is_highest and numbers.count(numbers[0]) == 1 and erased == to_text(parse_bounds(chosen.checkpoint)):
         return chosen
     parent = run_id if is_highest else candidates[0].folder.run_id
     return going_back(chosen, numbers[0] + 1, new_run_id, parent, time.time_ns() // 1_000_000, erased)

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 from lastkey.jobs import installation
 from lastkey.jobs.archive.places import local_path
-from lastkey.jobs.command.failures import failure_of
+from lastkey.jobs.command.failures import make_failure
 from lastkey.jobs.command.reporting import JobReport
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.errors import USAGE
@@ -50,7 +50,7 @@ def recorded(job: str, store: str, work: Callable[[], R], *, dry_run: bool) -> R
     try:
         report = work()
     except (Exception, KeyboardInterrupt, EarlyEndError) as error:
-        failure = failure_of(error)
+        failure = make_failure(error)
         row = _row(job, started_ms, failure.exit_code, failure.report, failure.line)
         if failure.exit_code != USAGE and (unwritten := _write(store, [row])):
             _LOG.warning("%s", unwritten)

@@ -19,7 +19,7 @@ from lastkey.jobs.command.reporting import JobReport, TextTable, counted
 from lastkey.jobs.data_source.plan_tasks import source_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions, Selection
 from lastkey.jobs.errors import NO_CLUSTER, UsageError
-from lastkey.jobs.live_cluster import admin_client, client_settings, words_of
+from lastkey.jobs.live_cluster import admin_client, client_settings, describe_client_error
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.topics import without_kafkas_own
 from lastkey.udfs.data_source.pieces import SourcePartition
@@ -52,8 +52,8 @@ def run(options: ReplayOptions, progress: Progress) -> ReplayReport:
     selection = Selection(topics=without_kafkas_own(options.topics))
     asked = ReadOptions("kafka_log", paths, store=options.store, generation=options.generation, selection=selection)
     partitions = source_partitions(asked)
-    targets = targets_of(sorted({p.topic for p in partitions if p.topic is not None}), options.renames)
-    group = options.group or group_of(options)
+    targets = target_topics(sorted({p.topic for p in partitions if p.topic is not None}), options.renames)
+    group = options.group or progress_group(options)
     settings = client_settings(options.bootstrap_server, options.command_config)
     report = ReplayReport(options.bootstrap_server, group)
     report.other_problems += [p.problem for p in partitions if p.topic is None and p.problem is not None]
@@ -83,7 +83,7 @@ def run(options: ReplayOptions, progress: Progress) -> ReplayReport:
     return report
 
 
-def targets_of(topics: Sequence[str], renames: Sequence[str]) -> dict[str, str]:
+def target_topics(topics: Sequence[str], renames: Sequence[str]) -> dict[str, str]:
     """Return the target of each topic. UsageError if two topics would come to one."""
     patterns = [Rename.of(text) for text in renames]
     out: dict[str, str] = {}
@@ -96,7 +96,7 @@ def targets_of(topics: Sequence[str], renames: Sequence[str]) -> dict[str, str]:
     return out
 
 
-def group_of(options: ReplayOptions) -> str:
+def progress_group(options: ReplayOptions) -> str:
     """Return the group that keeps the progress of this source, if the user names none."""
     source = [None if place is None else normal_uri(place) for place in (options.archive_place, options.store)]
     digest = hashlib.sha256(repr((*source, options.generation, options.isolation)).encode()).hexdigest()
@@ -119,7 +119,7 @@ def check_targets(settings: Mapping[str, str], wanted: Sequence[SourcePartition]
                     "would lose their timestamps; nothing was written"
                 )
     except (client.KafkaException, ValueError) as error:
-        said = words_of(client, error)
+        said = describe_client_error(client, error)
         expected = "a cluster that lists its topics"
         raise NO_CLUSTER(path=settings["bootstrap.servers"], expected=expected, found=said) from error
 

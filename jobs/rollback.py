@@ -34,7 +34,7 @@ from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.topics import Key, select_topics
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
-from lastkey.udfs.data_source.log_end import ends_of
+from lastkey.udfs.data_source.log_end import find_ends
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.problem import timed
 from lastkey.udfs.storage import Root, absent, normal_uri, open_root
@@ -160,7 +160,7 @@ def _held(archive: Archive | None, key: Key, wanted: Ranges) -> Ranges:
         if end > cleaned and any(s.base_offset < until and first < end for first, until in wanted):
             end = s.base_offset  # if it cannot be read
             with contextlib.suppress(LogFormatError, OSError):
-                end = ends_of(SourcePartition(*key, (s,)), committed=False).log_end
+                end = find_ends(SourcePartition(*key, (s,)), committed=False).log_end
         held.append((max(s.base_offset, start), end))
     return held
 

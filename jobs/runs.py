@@ -164,7 +164,7 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     rows = {row.run_id: row for row in job_rows(state)}
     if options.format == "openmetrics":
         changes = (row for row in rows.values() if not row.job.startswith("audit "))
-        report.metrics = openmetrics(_metrics_of(changes, options.store))
+        report.metrics = openmetrics(_collect_metrics(changes, options.store))
     leases = list_leases(state.root, report.notes)
     at_work = {lease.run_id for lease in leases if lease.is_valid(time.time_ns())} - rows.keys()
     rows = {lease.run_id: killed_row(lease) for lease in leases} | rows
@@ -181,7 +181,7 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     return report
 
 
-def _metrics_of(rows: Iterable[JobRow], store: str) -> Iterator[RunMetrics]:
+def _collect_metrics(rows: Iterable[JobRow], store: str) -> Iterator[RunMetrics]:
     """Yield the metrics of the newest run of each job. rows: the oldest first."""
     newest: dict[str, JobRow] = {}
     success: dict[str, float] = {}

@@ -304,7 +304,7 @@ def _kept(
     backs = decided | {f.run: found[f.path].checkpoint for f in asked if f.path in found}
     needed |= {(r[0], row.back_to, row.back_to_run_id or "") for r, row in backs.items() if r in stay and row.back_to}
     known = {f.run: found[f.path].segments for f in folders if f.path in found and f.run not in decided}
-    rows = {run: known[run] for run in (needed | stay) & known.keys()} | state.segments_of(
+    rows = {run: known[run] for run in (needed | stay) & known.keys()} | state.read_segments(
         (needed | stay) - known.keys()
     )
     there = {folder.run: folder.path for folder in folders}

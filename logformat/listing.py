@@ -133,7 +133,7 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
     """
     filesystem, path = locate(path_or_uri, filesystem)
     path = path.rstrip("/")
-    found = files_of(filesystem, path, path)
+    found = list_partition_files(filesystem, path, path)
     parent, _, name = path.rpartition("/")
     folder = names.parse_partition_folder(name)
     notes = [f"{path}: {note}" for note in found.resolution.notes]
@@ -177,7 +177,7 @@ class FolderFiles(NamedTuple):
             yield Segment(root, f"{folder}{log.name}", base, log.size, mtime_ms, index, times, txns)
 
 
-def files_of(filesystem: Any, path: str, shown: str) -> FolderFiles:
+def list_partition_files(filesystem: Any, path: str, shown: str) -> FolderFiles:
     """List a partition's folder, which messages call `shown`. Open nothing but a `.log.swap` that counts.
 
     Raise LogFormatError kind "unreadable" if an entry named like a `.log` is a folder, a pipe or a link to nothing:

@@ -23,7 +23,7 @@ from docs.command_examples import EXAMPLES, NOT_RUN
 from docs.report_schemas import schemas
 from lastkey.jobs import errors
 from lastkey.jobs.command import cli
-from lastkey.jobs.command.declare import values_of
+from lastkey.jobs.command.declare import declared_values
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.store import rows as state_rows
@@ -47,7 +47,7 @@ COMMANDS = {
     for name, command in commands.items()
     if name != "audit"
 }
-SETTINGS = {value.flag for declaration in option_tables.SETTINGS.values() for value in values_of(declaration)}
+SETTINGS = {value.flag for declaration in option_tables.SETTINGS.values() for value in declared_values(declaration)}
 # Kafka's, named where a page tells what a broker does; no settings of ours
 KAFKAS_OWN = {  # and other programs'
     "internal.segment.bytes", "log.segment.bytes", "segment.ms", "message.format.version", "log.retention.ms",

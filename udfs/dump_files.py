@@ -103,7 +103,7 @@ def _shown(values: Any, name: str) -> Any:
     return pc.if_else(malformed, said, text)
 
 
-def topic_of(file: DumpFile) -> str | None:
+def folder_topic(file: DumpFile) -> str | None:
     """Return the topic that the name of a file's folder states; None if the folder is no partition's."""
     folder = names.parse_partition_folder(file.path.rpartition("/")[0].rpartition("/")[2])
     return None if folder is None else folder.topic

@@ -19,7 +19,7 @@ _ID_DIGITS: Final = 32  # of a file's name
 _LOST: Final = "bring the file back from a copy: without it the erased keys are unknown"
 
 
-def id_of(data: bytes) -> str:
+def content_id(data: bytes) -> str:
     """Return the name of the file with this content."""
     return hashlib.sha256(data).hexdigest()[:_ID_DIGITS]
 
@@ -33,7 +33,7 @@ def read_erased(store: Root, path: str) -> bytes:
         raise LogFormatError("side_file", path, 0, "the keys of an erasure", "no such file", hint=_LOST) from error
     except OSError as error:
         raise unreadable(path, error) from error
-    name, found = path.rpartition("/")[2], id_of(data)
+    name, found = path.rpartition("/")[2], content_id(data)
     if found != name:
         raise LogFormatError("side_file", path, 0, f"bytes whose SHA-256 begins {name}", found, hint=_LOST)
     return data

@@ -196,7 +196,7 @@ def files_beside(path: str) -> tuple[str, str]:
     return f"{stem}.facts", f"{stem}.filter"
 
 
-def kinds_of(row: Segment) -> tuple[str, ...]:
+def written_kinds(row: Segment) -> tuple[str, ...]:
     """Return the kinds of files of a segment that a run has written."""
     txn_index = ("txnindex",) if row.txn_index_bytes else ()
     return ("log", "index", "timeindex", *txn_index, *(OF_YIELD if row.facts_bytes else ()))

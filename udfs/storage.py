@@ -22,7 +22,14 @@ from lastkey.logformat.side_files.small_files import read_small_file
 from lastkey.logformat.storage import regular_files
 from lastkey.logformat.storage.buckets import is_bucket
 from lastkey.logformat.storage.io_counts import paid
-from lastkey.logformat.storage.locations import TIERED, canonical, file_system, first_of, refuse_secrets, text_entries
+from lastkey.logformat.storage.locations import (
+    TIERED,
+    canonical,
+    describe_entries,
+    file_system,
+    refuse_secrets,
+    text_entries,
+)
 from lastkey.logformat.storage.regular_files import LogFile, odd_entries, open_input
 from lastkey.logformat.tiered import objects as tiered
 
@@ -365,7 +372,7 @@ def occupied_by(root: Root) -> str:
     if found.type != pafs.FileType.Directory:
         return (root.is_local and regular_files.kind_of_path(root.base)) or ""
     if listed := root.filesystem.get_file_info(pafs.FileSelector(root.base)):
-        return first_of(listed)
+        return describe_entries(listed)
     names = [os.fsencode(name) for name in os.listdir(root.base)] if root.is_local else []  # noqa: PTH208
     return f"{names[0].decode(errors='replace')} and {len(names) - 1} more" if names else ""
 
@@ -404,7 +411,7 @@ def _info(root: Root, path: str) -> Any:
         return root.filesystem.get_file_info(root.full(path))
 
 
-def objects_of(root: Root, path: str) -> list[str]:
+def list_objects(root: Root, path: str) -> list[str]:
     """Return the paths or URIs of what goes if a file goes: itself, or the objects of tiered storage."""
     if not root.is_tiered:
         return [root.full_uri(path)]

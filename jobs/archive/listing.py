@@ -20,7 +20,7 @@ from lastkey.jobs.errors import MissingPathError
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, unreadable
-from lastkey.logformat.listing import Segment, files_of
+from lastkey.logformat.listing import Segment, list_partition_files
 from lastkey.logformat.side_files import checkpoints
 from lastkey.logformat.storage.locations import TIERED, text_entries
 from lastkey.udfs.problem import Problem
@@ -457,7 +457,7 @@ def _missing_log(left: ArchivedPartition) -> Problem | None:
 
 
 def _fill(root: Root, out: ArchivedPartition) -> None:
-    found = files_of(root.filesystem, root.full(out.path), out.path)
+    found = list_partition_files(root.filesystem, root.full(out.path), out.path)
     resolution = found.resolution
     odd = dict.fromkeys(found.folders, "a folder") | found.odd
     unread = [*odd, *(name for name in resolution.ignored if not names.is_unfinished_side_file(name))]

@@ -9,7 +9,7 @@ from typing import TypedDict
 from lastkey.jobs.command.reporting import JobReport, TextTable, partition_name
 from lastkey.jobs.compact.needed import Answer, Needed, Reason, summary_lines
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.storage import Root, objects_of
+from lastkey.udfs.storage import Root, list_objects
 
 
 class Amount(TypedDict):
@@ -125,7 +125,7 @@ class ArchiveNeededReport(JobReport):
                 }
                 for i, s in enumerate(a.archived.segments)
             ],
-            "files": [found for path in a.files() for found in objects_of(self.archive, path)],
+            "files": [found for path in a.files() for found in list_objects(self.archive, path)],
         }
 
     @property
@@ -133,7 +133,9 @@ class ArchiveNeededReport(JobReport):
         """Paths of the files that may go, for --paths."""
         files = (path for a in self.answers for path in a.files())
         return (
-            "\n".join(found for path in files for found in objects_of(self.archive, path)) if self.paths_only else None
+            "\n".join(found for path in files for found in list_objects(self.archive, path))
+            if self.paths_only
+            else None
         )
 
     def _lines(self) -> Iterable[str]:

@@ -9,7 +9,7 @@ from lastkey.jobs import errors
 from lastkey.jobs.errors import JobError, Kind
 from lastkey.logformat.errors import AccessError
 from lastkey.logformat.storage import access_error as kinds
-from lastkey.logformat.storage.access_error import in_one_line, kind_of
+from lastkey.logformat.storage.access_error import classify_message, in_one_line
 
 _KINDS: Final[dict[str, Kind[JobError]]] = {
     kinds.UNAVAILABLE: errors.UNAVAILABLE,
@@ -30,7 +30,7 @@ def job_error(error: Exception) -> JobError | None:
         where, kind, found = error.where, error.kind, error.found
     elif told := _IN_TEXT.search(said):
         where, kind, found = told[1], told[2], told[3]
-    elif by_delta := kind_of(said):
+    elif by_delta := classify_message(said):
         url = _URL.search(said)
         where, kind, found = f"the bucket at {url[0]}" if url else "the bucket", by_delta, in_one_line(said)
     else:

@@ -24,7 +24,7 @@ import click
 from lastkey.jobs import installation
 from lastkey.jobs.command import failures
 from lastkey.jobs.command.click_commands import CONTEXT, JobCommand, Jobs
-from lastkey.jobs.command.declare import values_of
+from lastkey.jobs.command.declare import declared_values
 from lastkey.jobs.command.ending import Ending
 from lastkey.jobs.command.failures import Failure
 from lastkey.jobs.command.functions import COMMANDS, Command
@@ -125,7 +125,7 @@ def _run(command: Command, context: click.Context, given: dict[str, Any]) -> Non
     """Run a declared job with the options that were typed, print its report, and end with its exit code."""
     printing: dict[str, Any] = {}
     for kind in command.printing:
-        names = [value.name for value in values_of(kind)]
+        names = [value.name for value in declared_values(kind)]
         printing |= vars(kind(**{name: given.pop(name) for name in names if name in given}))
     options = command.options(**given)
     options.validate()

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from lastkey.jobs.command.declare import Value, ValueKind, declared, setting, values_of
-from lastkey.jobs.command.kinds import ENGINE, FLAG, TEXT, Engine, Location, number, one_of, real, several
+from lastkey.jobs.command.declare import Value, ValueKind, declared, declared_values, setting
+from lastkey.jobs.command.kinds import ENGINE, FLAG, TEXT, Engine, Location, choice, number, real, several
 from lastkey.jobs.command.parse import MAX_LONG, check_location, nearest, read_given
 from lastkey.jobs.errors import BAD_NOW, BAD_SETTING, CONFIG_FILE, UNKNOWN_SETTING, UsageError
 from lastkey.jobs.topics import matches
@@ -150,7 +150,7 @@ class TopicSettings:
         "every segment whose smallest timestamp it does not know yet.",
     )
     compaction_strategy: Value[Strategy, Strategy] = setting(
-        one_of(get_args(Strategy)),
+        choice(get_args(Strategy)),
         "The record of a key that stays: the last, or that with the highest timestamp or header version (KIP-280).",
         default="offset",
         note="No broker has KIP-280. Among equals the last one stays. timestamp and header read compacted data twice.",
@@ -162,7 +162,7 @@ class TopicSettings:
         note="A record without the header is dropped in favour of any that has one.",
     )
     compaction_schedule: Value[Schedule, Schedule] = setting(
-        one_of(get_args(Schedule)),
+        choice(get_args(Schedule)),
         "Ours: full cleans all older segments; yield rewrites those with enough dead records.",
         default="full",
         note="full is what a broker does. yield cleans new segments, and finds dead records by filters and keys in the "
@@ -178,20 +178,20 @@ class TopicSettings:
         note="It also draws a new key for the hashes. Tombstones past their horizon are dropped then at the latest.",
     )
     null_keys: Value[NullKeys, NullKeys] = setting(
-        one_of(get_args(NullKeys)),
+        choice(get_args(NullKeys)),
         "Ours: treatment of records without a key; fail makes the partition uncleanable, and counts them.",
         default="fail",
         note="A broker drops them silently.",
     )
     gaps: Value[Gaps, Gaps] = setting(
-        one_of(get_args(Gaps)),
+        choice(get_args(Gaps)),
         "Ours: treatment of offsets that are in no segment; fail makes the partition uncleanable.",
         default="fail",
         note="A file is missing or short, and no cleaner removed the offsets. accept continues without them; after "
         "--set gaps=accept of a single run, the report still says that the archive is needed.",
     )
     compression_type: Value[CompressionType, CompressionType] = setting(
-        one_of(get_args(CompressionType)),
+        choice(get_args(CompressionType)),
         "Codec of the batches that a run rewrites; producer: each keeps its own, as a broker's cleaner does.",
         default="producer",
         note="Control batches keep theirs. policies does not take it from a cluster, where it decides about appends.",
@@ -266,7 +266,7 @@ class JobSettings:
         _bytes(0), "With the engine auto on one machine, Spark reads more than this, threads less.", default=8 << 30
     )
     split_by: Value[SplitBy, SplitBy] = setting(
-        one_of(get_args(SplitBy)),
+        choice(get_args(SplitBy)),
         "Spark tasks of one partition: one (none), several (always), or several if cores would be idle (auto).",
         default="auto",
         note="If a report names rounds, always may be faster. With threads, one task cleans a partition.",
@@ -424,7 +424,7 @@ def _check(
 
 
 def _named(declaration: type) -> dict[str, Value[Any, Any]]:
-    return {value.flag: value for value in values_of(declaration)}
+    return {value.flag: value for value in declared_values(declaration)}
 
 
 def _flatten(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:
@@ -438,7 +438,7 @@ def _flatten(content: Mapping[str, object], prefix: str = "") -> dict[str, objec
 Settings = Location | Mapping[str, Any] | Config  # a TOML file, its tables as dictionaries, or checked settings
 
 
-def settings_of(value: object) -> Config:
+def load_settings(value: object) -> Config:
     """Return settings: checked ones as they are, tables as dictionaries, or a file's."""
     if isinstance(value, Config):
         return value
@@ -448,7 +448,7 @@ def settings_of(value: object) -> Config:
 
 
 SETTINGS: Final[ValueKind[Settings | None, Config]] = ValueKind(
-    lambda _, value: settings_of(value), "FILE", completes="file"
+    lambda _, value: load_settings(value), "FILE", completes="file"
 )
 _BY_NAME: Final = _named(TopicSettings) | _named(JobSettings)
 

@@ -178,7 +178,7 @@ def declared(cls: type[T]) -> type[T]:
     return made
 
 
-def values_of(options: type) -> list[Value[Any, Any]]:
+def declared_values(options: type) -> list[Value[Any, Any]]:
     """Return the declared options of a class: arguments and required options first, then in the order of the source."""
     found: dict[str, Value[Any, Any]] = {}
     for cls in options.__mro__:

@@ -165,7 +165,7 @@ def interruption_failure(error: BaseException) -> Failure:
     return Failure(message, _plain(kind.said.capitalize(), message, kind.exit_code), kind.exit_code, report=kind.report)
 
 
-def failure_of(error: BaseException) -> Failure:
+def make_failure(error: BaseException) -> Failure:
     """Return the failure for any error that ends a job."""
     if isinstance(error, JobError):
         return job_error_failure(error)

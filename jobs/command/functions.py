@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
-from lastkey.jobs.command.declare import Value, values_of
+from lastkey.jobs.command.declare import Value, declared_values
 from lastkey.jobs.command.failures import raises_job_errors
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.option_groups import JobOptions, Printing
@@ -32,7 +32,7 @@ class Command:
     @property
     def values(self) -> list[Value[Any, Any]]:
         """Options and arguments of the command line."""
-        found = [value for kind in (self.options, *self.printing) for value in values_of(kind)]
+        found = [value for kind in (self.options, *self.printing) for value in declared_values(kind)]
         return [value for value in found if value.on_command_line]
 
 
@@ -82,6 +82,6 @@ def _parameters(kind: type[JobOptions]) -> str:
     """Return a line for each parameter, with its default."""
     shown = [
         f"    {value.name}: {value.help}" + (f" Default: {value.shown_default}." if value.shown_default else "")
-        for value in values_of(kind)
+        for value in declared_values(kind)
     ]
     return "\n".join(shown)

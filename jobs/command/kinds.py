@@ -62,7 +62,7 @@ def _flag(option: Value[Any, Any], value: object) -> bool:
     return value
 
 
-def _switch_of(option: Value[Any, Any], text: str) -> bool:
+def _parse_switch(option: Value[Any, Any], text: str) -> bool:
     if text not in ("true", "false"):
         raise option.wrong(_SWITCH, repr(text))
     return text == "true"
@@ -122,7 +122,7 @@ def real(least: float, most: float = math.inf, metavar: str = "N") -> ValueKind[
     return ValueKind(check, metavar, allowed, from_text)
 
 
-def one_of(names: tuple[Name, ...]) -> ValueKind[Name, Name]:
+def choice(names: tuple[Name, ...]) -> ValueKind[Name, Name]:
     """Return the kind of names in a list."""
     allowed = " or ".join(names)
 
@@ -350,8 +350,8 @@ def _counts(option: Value[Any, Any], value: object) -> tuple[tuple[str, int], ..
 
 _WHOLE: Final = number()
 Engine = Literal["default", "spark", "threads", "auto"]  # default: of each command
-ENGINE: Final[ValueKind[Engine, Engine]] = one_of(get_args(Engine))
-FLAG: Final[ValueKind[bool, bool]] = ValueKind(_flag, "", _SWITCH, _switch_of, is_flag=True)
+ENGINE: Final[ValueKind[Engine, Engine]] = choice(get_args(Engine))
+FLAG: Final[ValueKind[bool, bool]] = ValueKind(_flag, "", _SWITCH, _parse_switch, is_flag=True)
 TEXT: Final[ValueKind[str, str]] = ValueKind(_text, "TEXT", "text")
 URI: Final[ValueKind[Location, str]] = ValueKind(_location, "URI", completes="dir")
 ARCHIVE: Final[ValueKind[Location, str]] = ValueKind(_location, "ARCHIVE", completes="dir")

@@ -39,9 +39,9 @@ from lastkey.jobs.command.kinds import (
     MaybeNumber,
     MaybePlace,
     MaybeText,
+    choice,
     maybe,
     number,
-    one_of,
 )
 from lastkey.jobs.command.parse import parse_topics
 from lastkey.jobs.command.progress import Progress
@@ -206,7 +206,7 @@ class WithPlan(TopicOptions):
         note="The same input, file times, settings and `--now` give the same bytes",
     )
     cleanup_policy: Value[Compact | None, Compact | None] = option(
-        maybe(one_of(get_args(Compact))),
+        maybe(choice(get_args(Compact))),
         "Policy of the topics that --topics matches.",
         default=None,
         note="Requires `--topics` or `--topics-from`. Fails if the own settings of one of them say otherwise",
@@ -361,5 +361,5 @@ class WithKeyFormat(TopicOptions):
     """Option of jobs that read keys from text."""
 
     key_format: Value[KeyFormat, KeyFormat] = option(
-        one_of(KEY_FORMATS), "How keys are written.", default="text", note="`text`: the bytes as they stand"
+        choice(KEY_FORMATS), "How keys are written.", default="text", note="`text`: the bytes as they stand"
     )

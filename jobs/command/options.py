@@ -25,9 +25,9 @@ from lastkey.jobs.command.kinds import (
     MaybePlace,
     MaybeText,
     Place,
+    choice,
     maybe,
     number,
-    one_of,
 )
 from lastkey.jobs.command.option_groups import (
     ArchiveOrStore,
@@ -146,7 +146,7 @@ class ArchiveNeededOptions(WithFolders, WithAutoEngine):
     )
     skip_crc: Flag = option(FLAG, "Compare sizes alone; read none of the files.", default=False)
     format: Value[NeededFormat, NeededFormat] = option(
-        one_of(get_args(NeededFormat)),
+        choice(get_args(NeededFormat)),
         "paths: only the files that are not needed, one a line.",
         default="text",
         group="Output",
@@ -222,7 +222,7 @@ class ConvertOptions(ArchiveOrStore, WithEngine):
 
     job: ClassVar[str] = "convert"
 
-    to: Value[MessageFormat, MessageFormat] = option(one_of(get_args(MessageFormat)), "The message format to write.")
+    to: Value[MessageFormat, MessageFormat] = option(choice(get_args(MessageFormat)), "The message format to write.")
     output: Place = option(DIR, "A new or empty folder, or that of a run that was cut off.", group="Output")
 
 
@@ -237,7 +237,7 @@ class MergeOptions(WithFolders, WithEngine):
     )
     output: Place = option(DIR, "A new or empty folder, which becomes a log directory.", kw_only=False, group="Output")
     layout: Value[CopyLayout, CopyLayout] = option(
-        one_of(get_args(CopyLayout)),
+        choice(get_args(CopyLayout)),
         "replicas: the folders right below ARCHIVE are a copy each.",
         default="copies",
         note="`copies`: each ARCHIVE is one. `replicas`: such as a folder of each broker",

@@ -184,7 +184,7 @@ def nearest(found: str | Sequence[str], known: Iterable[str], shown: Callable[[s
     near = [name for one in ([found] if isinstance(found, str) else found) for name in _closest(one, names)]
     if near:
         return f"did you mean {' or '.join(str(shown(name)) for name in dict.fromkeys(near[:_SHOWN]))}?"
-    return f"there are {some_of([str(shown(name)) for name in names])}"
+    return f"there are {abbreviate_names([str(shown(name)) for name in names])}"
 
 
 def _closest(found: str, names: Sequence[str]) -> list[str]:
@@ -193,7 +193,7 @@ def _closest(found: str, names: Sequence[str]) -> list[str]:
     )
 
 
-def some_of(names: Sequence[str]) -> str:
+def abbreviate_names(names: Sequence[str]) -> str:
     """List names for a message: the first of them, and the number of the others."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"
@@ -208,7 +208,9 @@ def check_globs(option: str, globs: Sequence[str], known: Iterable[str], where: 
     none = unmatched(globs, topics) if topics else []
     if none:
         said = f"{option}: " if option else ""
-        raise UnknownNameError(message=f"{said}no topic of {where} matches {some_of(none)}", near=nearest(none, topics))
+        raise UnknownNameError(
+            message=f"{said}no topic of {where} matches {abbreviate_names(none)}", near=nearest(none, topics)
+        )
 
 
 def check_topics(wanted: TopicFilter, known: Iterable[str], where: str) -> None:
@@ -221,8 +223,8 @@ def check_topics(wanted: TopicFilter, known: Iterable[str], where: str) -> None:
     check_globs("exclude", plain, topics, where)
     if topics and not any(wanted.takes(topic) for topic in topics):
         raise UsageError(
-            message=f"no topic of {where} is left: {some_of(wanted.exclude)} leaves out all of "
-            f"{some_of(wanted.include or sorted(topics))}"
+            message=f"no topic of {where} is left: {abbreviate_names(wanted.exclude)} leaves out all of "
+            f"{abbreviate_names(wanted.include or sorted(topics))}"
         )
 
 

@@ -25,10 +25,10 @@ from lastkey.jobs.command.kinds import (
     MaybeText,
     Place,
     Text,
+    choice,
     maybe,
     number,
     numbers,
-    one_of,
     span,
     texts,
 )
@@ -65,7 +65,7 @@ class ExportOptions(SourceOptions, WithDecoders, WithEngine):
         group="Output",
         note="The file `_lastkey_export.json` in it says what was asked for, and whether all of it is there",
     )
-    format: Value[ExportFormat, ExportFormat] = option(one_of(EXPORT_FORMATS), "What to write.", group="Output")
+    format: Value[ExportFormat, ExportFormat] = option(choice(EXPORT_FORMATS), "What to write.", group="Output")
     latest: Flag = option(
         FLAG,
         "With delta: the last record of each key, brought up to date.",
@@ -73,7 +73,7 @@ class ExportOptions(SourceOptions, WithDecoders, WithEngine):
         note="By each run, instead of all records; see below",
     )
     isolation: Value[Isolation, Isolation] = option(
-        one_of(ISOLATIONS),
+        choice(ISOLATIONS),
         "read_committed, or read_uncommitted: also records of aborted and open transactions.",
         metavar="LEVEL",
         default="read_committed",
@@ -110,7 +110,7 @@ class ReplayOptions(SourceOptions, WithCluster, WithAutoEngine):
         shown="one of this source",
     )
     isolation: Value[Isolation, Isolation] = option(
-        one_of(ISOLATIONS),
+        choice(ISOLATIONS),
         "read_committed, or read_uncommitted: also records of aborted and open transactions.",
         metavar="LEVEL",
         default="read_committed",
@@ -129,7 +129,7 @@ class InspectOptions(WithDecoders, WithAutoEngine):
         FILES, "Files and folders.", default=None, kw_only=False, metavar="PATH"
     )
     parts: Value[InspectedParts | None, InspectedParts | None] = option(
-        maybe(one_of(get_args(InspectedParts))),
+        maybe(choice(get_args(InspectedParts))),
         "Print records too, with keys and values, only these, or wrong index entries.",
         flag="--print",
         default=None,
@@ -137,7 +137,7 @@ class InspectOptions(WithDecoders, WithAutoEngine):
         "`--verify-index-only`. `mismatches` are index entries that contradict their log: exit code 3 if there are any",
     )
     decoder: Value[RecordKind | None, RecordKind | None] = option(
-        maybe(one_of(get_args(RecordKind))),
+        maybe(choice(get_args(RecordKind))),
         "Decode records of one of Kafka's own topics, or MirrorMaker's.",
         default=None,
         metavar="NAME",
@@ -212,7 +212,7 @@ class LookupOptions(WithFolders, WithAutoEngine):
         note="As the consumer's `offsetsForTimes` does",
     )
     isolation: Value[Isolation, Isolation] = option(
-        one_of(ISOLATIONS),
+        choice(ISOLATIONS),
         "read_uncommitted, or read_committed: stop at the first open transaction, as a consumer does.",
         metavar="LEVEL",
         default="read_uncommitted",

@@ -98,16 +98,16 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list
             signal.signal(number, old)
 
 
-def result_of(future: Future[T]) -> T:
+def await_result(future: Future[T]) -> T:
     """Return a future's result, or raise its error. Unlike `Future.result`, wake up regularly, so that signals are
     handled.
     """
-    return results_of([future])[0]
+    return await_results([future])[0]
 
 
-def results_of(futures: Sequence[Future[T]]) -> list[T]:
-    """Return the results of futures, as `result_of` does. Raise the first error in time: those that go on may take long
-    to find the same, as where a server has fallen silent.
+def await_results(futures: Sequence[Future[T]]) -> list[T]:
+    """Return the results of futures, as `await_result` does. Raise the first error in time: those that go on may take
+    long to find the same, as where a server has fallen silent.
     """
     pending: Collection[Future[T]] = futures
     while pending:
@@ -121,7 +121,7 @@ def in_a_thread(work: Callable[[], T], name: str, kind: Callable[..., threading.
     """Return the result of `work`, or raise its error, from a thread of its own. Ctrl-C and SIGTERM find the caller
     waiting, and not in the middle of a call to the JVM.
     """
-    return result_of(begin(work, name, kind))
+    return await_result(begin(work, name, kind))
 
 
 def begin(work: Callable[[], T], name: str, kind: Callable[..., threading.Thread] = threading.Thread) -> Future[T]:

@@ -21,9 +21,9 @@ from lastkey.jobs.command.kinds import (
     MaybePlace,
     Place,
     Text,
+    choice,
     maybe,
     number,
-    one_of,
     real,
     texts,
 )
@@ -148,7 +148,7 @@ class RunsOptions(TopicOptions):
         note="Milliseconds since 1970, or ISO 8601 (UTC if it names no zone)",
     )
     format: Value[RunsFormat, RunsFormat] = option(
-        one_of(get_args(RunsFormat)),
+        choice(get_args(RunsFormat)),
         "openmetrics: metrics of the newest run of each job but audits.",
         default="text",
         group="Output",

@@ -60,7 +60,7 @@ def check_file(
     user's word for it.
     """
     for store in filter(None, stores):
-        check_apart(Place(option, uri), Place("the store", store), *archives_of(store))
+        check_apart(Place(option, uri), Place("the store", store), *list_archives(store))
     check_apart(Place(option, uri), *(Place("the archive", archive) for archive in archives if archive))
     root, name = open_root(uri.rpartition("/")[0] or "/"), uri.rpartition("/")[2]
     check_not_inside(option, root, name)
@@ -93,7 +93,7 @@ def check_empty(root: Root) -> None:
         raise NOT_EMPTY(path=root.uri, found=found)
 
 
-def archives_of(store: str) -> list[Place]:
+def list_archives(store: str) -> list[Place]:
     """Return the archives that a store's generations were made of; none if its tables cannot be read, which is the
     command's to report.
     """

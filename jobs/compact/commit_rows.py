@@ -13,11 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from lastkey.jobs.archive.listing import ArchivedPartition
-from lastkey.jobs.compact.plan_inputs import clean_settings, topic_id_of
-from lastkey.jobs.compact.start_outcome import Outcome, Start, key_of
+from lastkey.jobs.compact.plan_inputs import choose_topic_id, clean_settings
+from lastkey.jobs.compact.start_outcome import Outcome, Start, partition_key
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.coverage import read_with
-from lastkey.jobs.store.paths import run_id_of
+from lastkey.jobs.store.paths import parse_run_id
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow
 from lastkey.logformat.primitives import zstd_kernels
 from lastkey.udfs.compact.plan import PartitionResult
@@ -28,11 +28,11 @@ _OF_BOTH: Final = (  # columns that a checkpoint and the row of its run have in 
 )  # fmt: skip
 
 
-def commit_of(start: Start, r: PartitionResult, *, reset: bool, engine: str) -> Commit:
+def make_commit(start: Start, r: PartitionResult, *, reset: bool, engine: str) -> Commit:
     """Return the rows that a cleaned partition adds to its wave's commit. reset: by --reset, which takes over nothing
     from the previous generation; that one remains the parent, can be restored, and is kept by vacuum.
     """
-    key = key_of(r)
+    key = partition_key(r)
     archived, before = start.archive.partitions[key], start.checkpoints.get(key)
     made_of = None if reset else before
     checkpoint = _checkpoint(start, r, archived, before, made_of)
@@ -42,7 +42,7 @@ def commit_of(start: Start, r: PartitionResult, *, reset: bool, engine: str) -> 
         checkpoint=replace(checkpoint, read=read),
         segments=list(r.log.segments),
         run=_run_row(start, r, checkpoint, before, reset=reset, engine=engine),
-        partition_state=state_of(r, checkpoint.generation, start.run_id, start.options.now_ms),
+        partition_state=make_state(r, checkpoint.generation, start.run_id, start.options.now_ms),
     )
 
 
@@ -52,7 +52,7 @@ def _checkpoint(
     """Return the checkpoint of a new generation. made_of: the generation that it continues; None: the first one, or a
     reset.
     """
-    reset, run_id = made_of is not before, run_id_of(r.log.folder)
+    reset, run_id = made_of is not before, parse_run_id(r.log.folder)
     return Checkpoint(
         topic=r.topic,
         partition=r.partition,
@@ -67,7 +67,7 @@ def _checkpoint(
         chain=made_of.chain if made_of else run_id,
         archived_files=_files_read(r, archived, made_of),
         erased=start.erasures.bounds_after(before, archived, r.log.next_offset, reset=reset),
-        topic_id=topic_id_of(archived, before, reset=reset),
+        topic_id=choose_topic_id(archived, before, reset=reset),
         cluster_id=archived.cluster_id or (made_of.cluster_id if made_of else None),
         archive_uri=start.archive.root.uri,
         last_batch_base_offset=r.log.last_batch.base_offset,
@@ -144,7 +144,7 @@ def _version(package: str) -> str:
         return "none"  # the system's library of lz4 or zstd does the work
 
 
-def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> PartitionState:
+def make_state(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> PartitionState:
     """Return the state of a partition after the run. `generation`: the current one, -1 if there is none."""
     problem = r.problem
     clean, dirty, ratio = r.cleanable.clean_bytes, r.cleanable.cleanable_bytes, r.cleanable.ratio
@@ -177,11 +177,11 @@ def write_partition_states(start: Start, outcome: Outcome) -> None:
     before = state.states() if outcome.cut_off or any(r.status == "not_due" for r in outcome.results) else {}
     rows = []
     for r in outcome.results:
-        key = key_of(r)
+        key = partition_key(r)
         if r.status == "cleaned" or (r.status == "stopped" and key not in outcome.cut_off):
             continue  # the commit of this run or of another one wrote the state; stopped early: unknown
         current = outcome.committed.get(key) or start.checkpoints.get(key)
-        row, old = state_of(r, current.generation if current else -1, start.run_id, now_ms), before.get(key)
+        row, old = make_state(r, current.generation if current else -1, start.run_id, now_ms), before.get(key)
         if r.status == "stopped":  # as it was, but tried: the next run begins with those that were not
             row = replace(row, state="dirty") if old is None else replace(old, run_id=row.run_id, now_ms=row.now_ms)
         if r.status == "not_due" and old is not None and row == replace(old, run_id=row.run_id, now_ms=row.now_ms):

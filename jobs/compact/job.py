@@ -21,15 +21,15 @@ from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_sa
 from lastkey.jobs.command.config import TopicSettings
 from lastkey.jobs.command.kinds import Engine
 from lastkey.jobs.command.options import CompactOptions
-from lastkey.jobs.command.parse import check_globs, check_topics, some_of, unmatched_tables
+from lastkey.jobs.command.parse import abbreviate_names, check_globs, check_topics, unmatched_tables
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, tells_io
 from lastkey.jobs.compact.commit_rows import write_partition_states
 from lastkey.jobs.compact.needed import ANCHOR, Facts, Kept, Needed, needed, reasons
 from lastkey.jobs.compact.plan_inputs import Erasures
 from lastkey.jobs.compact.plan_partitions import is_reset, plan_partitions
-from lastkey.jobs.compact.report import CompactReport, lag_of
-from lastkey.jobs.compact.start_outcome import ListedArchive, Outcome, Start, key_of
+from lastkey.jobs.compact.report import CompactReport, measure_lag
+from lastkey.jobs.compact.start_outcome import ListedArchive, Outcome, Start, partition_key
 from lastkey.jobs.compact.waves import run_waves
 from lastkey.jobs.errors import POLICY_CONTRADICTED, ConflictError, GenerationError, RunningError, UsageError
 from lastkey.jobs.recorded import record_killed, recorded
@@ -90,8 +90,8 @@ def _run(
         return _report(start, outcome, _archive_needed(start, outcome))
     erasures.begin(store_uri, start.checkpoints, dry_run=options.dry_run)
     plans, outcome.results = plan_partitions(start)
-    outcome.planned = {key_of(plan.input) for plan in plans}
-    outcome.reset = {key_of(plan.input) for plan in plans if plan.input.reset}
+    outcome.planned = {partition_key(plan.input) for plan in plans}
+    outcome.reset = {partition_key(plan.input) for plan in plans if plan.input.reset}
     outcome.seconds["state"] = time.perf_counter() - at
     if plans and not _work(engine, start, plans, outcome, progress):
         return None
@@ -134,7 +134,7 @@ def _finish(start: Start, outcome: Outcome, began: float) -> CompactReport:
         outcome.seconds["cleaner_state"] = time.perf_counter() - at
         needed_because = _archive_needed(start, outcome)
     outcome.seconds["total"] = time.perf_counter() - began
-    report = _report(start, outcome, needed_because, lag_of(start, outcome))
+    report = _report(start, outcome, needed_because, measure_lag(start, outcome))
     error = report.ended_early
     if error is None or report.partial:
         return report
@@ -156,7 +156,7 @@ def _report(
         start.run_id,
         options.now_ms,
         options.dry_run,
-        results=sorted(outcome.results, key=key_of),
+        results=sorted(outcome.results, key=partition_key),
         generations={key: row.generation for key, row in outcome.committed.items()},
         reset=outcome.reset,
         archive_needed=archive_needed,
@@ -198,7 +198,7 @@ def _conflict_if_replaced(start: Start, outcome: Outcome) -> str:
     grace may then have deleted its files. "": there is no conflict.
     """
     unread = [
-        key_of(r)
+        partition_key(r)
         for r in outcome.results
         if r.problem is not None and r.problem.kind == "unreadable" and r.problem.path.startswith(f"{PARTITIONS}/")
     ]
@@ -289,7 +289,7 @@ def _outdated(options: CompactOptions, archive: Archive) -> list[str]:
     made, root = options.config.made, archive.root
     if made is None:
         return []
-    from lastkey.udfs.cluster_metadata.log_files import newer_changes  # noqa: PLC0415 - 14 ms that other runs do not need
+    from lastkey.udfs.cluster_metadata.log_files import newer_changes  # noqa: PLC0415 - 14 ms that only this needs
 
     folders = [root.full(folder) for folder in sorted(archive.folders)]
     newer = newer_changes(root.filesystem, folders, made.offset, made.time_ms)
@@ -310,7 +310,7 @@ def _missing(
         and key[0] not in listing.not_compacted
         and options.topics.takes(key[0])
     ]
-    found = state.segments_of(absent) if absent else {}
+    found = state.read_segments(absent) if absent else {}
     used = ((run[0], [s for s in segments if s.root == "archive"]) for run, segments in found.items())
     return {key: segments for key, segments in sorted(used) if segments}
 
@@ -330,7 +330,7 @@ def _moved_notes(start: Start, outcome: Outcome) -> list[str]:
     """
     out = []
     for r in outcome.results:
-        key = key_of(r)
+        key = partition_key(r)
         if key in start.manifests and key not in outcome.committed and r.problem is None:
             now = {s.base_offset: s.path for s in start.archive.partitions[key].segments}
             uses = [s for s in start.manifests[key] if s.root == "archive"]
@@ -356,7 +356,7 @@ def _check_something_is_selected(
                     f"{archive.root.uri}: no partition of a compacted topic in the archive",
                     *unmatched,
                     'set "cleanup.policy" = "compact" for a topic in --config FILE, or give --topics GLOB '
-                    f"--cleanup-policy compact; there are {some_of(sorted(archive.topics))}",
+                    f"--cleanup-policy compact; there are {abbreviate_names(sorted(archive.topics))}",
                 )
             )
         )
@@ -377,8 +377,8 @@ def _archive_needed(start: Start, outcome: Outcome) -> list[Needed]:
     """Return the reasons why the archive is still needed, the worst first."""
     archive = start.archive
     first_reasons = [
-        (archive.partitions[key_of(r)], _first_reason(start, outcome.committed, r))
-        for r in sorted(outcome.results, key=key_of)
+        (archive.partitions[partition_key(r)], _first_reason(start, outcome.committed, r))
+        for r in sorted(outcome.results, key=partition_key)
     ]
     conflict = start.state.root.uri if outcome.conflict else ""
     return needed(archive, first_reasons, start.missing, start.listing.not_compacted, conflict)
@@ -394,7 +394,7 @@ def _first_reason(start: Start, committed: Mapping[Key, Checkpoint], r: Partitio
 
 def _facts(start: Start, committed: Mapping[Key, Checkpoint], r: PartitionResult) -> Facts:
     """Return this run's facts of a partition for `needed`, the rule for segments that are still needed."""
-    key = key_of(r)
+    key = partition_key(r)
     row = committed.get(key) or start.checkpoints.get(key)
     segments = r.log.segments if key in committed else start.manifests.get(key, ())
 

@@ -26,7 +26,7 @@ from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.deciders import check_versions
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
 from lastkey.udfs.compact.compact_partition import check_null_keys
-from lastkey.udfs.compact.output.generation import remove_attempts, remove_folder, result_of, write_generation
+from lastkey.udfs.compact.output.generation import make_result, remove_attempts, remove_folder, write_generation
 from lastkey.udfs.compact.output.segment_output import join_empty_groups, written_segment
 from lastkey.udfs.compact.passes import Clock
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, Work, chunk_buffer
@@ -122,7 +122,7 @@ def _compact(
     check_null_keys(plan, tally)
     with clock.phase("write"):
         generation = write_generation(plan, analysis, cleaned)
-    out = result_of(plan, analysis, generation, tally)
+    out = make_result(plan, analysis, generation, tally)
     peak = max((report.peak_memory_bytes for group in done_groups for report in group.reports), default=0)
     return replace(out, work=replace(out.work, splits=n_splits, peak_memory_bytes=peak))
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition
-from lastkey.jobs.command.parse import some_of
+from lastkey.jobs.command.parse import abbreviate_names
 from lastkey.jobs.command.reporting import labelled
-from lastkey.jobs.compact.plan_inputs import gaps_of, input_from_generation
+from lastkey.jobs.compact.plan_inputs import input_from_generation, parse_gaps
 from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.topics import Key
 from lastkey.logformat.listing import Segment
@@ -82,7 +82,7 @@ class Needed:
         return WHY[self.kind]
 
     def __str__(self) -> str:
-        return self.message + (f": {some_of(self.names)}" if self.names else "")
+        return self.message + (f": {abbreviate_names(self.names)}" if self.names else "")
 
 
 def needed(
@@ -283,7 +283,7 @@ def _used_or_missing(kept: Kept, bases: Sequence[int], gaps: str) -> Iterator[Re
     elif used and not bases:
         yield Reason("missing", 0, f"generation {row.generation} from {used[0]} on")
     if gaps != "accept":
-        for gap in gaps_of(row):
+        for gap in parse_gaps(row):
             before = max(bisect_left(bases, gap.first) - 1, 0)
             yield Reason("gap", before, f"{gap.first} to {gap.last} in no segment of generation {row.generation}")
 

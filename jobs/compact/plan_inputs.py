@@ -18,12 +18,12 @@ from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.config import Config, TopicSettings
 from lastkey.jobs.store.erasures import (
     Bounds,
-    bounds_of,
     check_key,
+    derive_secret,
     erasure_path,
     in_log,
+    parse_bounds,
     searched,
-    secret_of,
     to_text,
     write_erasure,
 )
@@ -42,7 +42,7 @@ from lastkey.udfs.compact.plan import (
     PartitionPlan,
     RunContext,
 )
-from lastkey.udfs.erased_keys import id_of
+from lastkey.udfs.erased_keys import content_id
 from lastkey.udfs.problem import ANOTHER_LOG, Problem
 from lastkey.udfs.segments import LastBatch, SideFile, cleaner_checkpoint, side_checksums
 from lastkey.udfs.storage import open_root
@@ -113,7 +113,7 @@ def input_from_generation(
     theirs = [s for s in manifest if s.root == "archive"]
     covered = ours[-1].next_offset if ours else min((s.base_offset for s in theirs), default=checkpoint.next_offset)
     log_start = max(checkpoint.log_start_offset, archived.log_start_checkpoint or 0)
-    known_gaps = gaps_of(checkpoint)
+    known_gaps = parse_gaps(checkpoint)
     after, identity = _archive_after(archived, covered, checkpoint)
     problem = (
         _identity_problem(archived, checkpoint)
@@ -232,7 +232,7 @@ def _missing_segment_problem(
     return None
 
 
-def gaps_of(checkpoint: Checkpoint) -> tuple[Gap, ...]:
+def parse_gaps(checkpoint: Checkpoint) -> tuple[Gap, ...]:
     """Return the gaps that a generation passed over."""
     return tuple(Gap(*gap) for gap in json.loads(checkpoint.gaps or "[]"))
 
@@ -353,22 +353,22 @@ class Erasures:
         if not self.key:
             return
         root = open_root(store)
-        check_key(root, (one for row in checkpoints.values() for one in bounds_of(row)), self.key)
+        check_key(root, (one for row in checkpoints.values() for one in parse_bounds(row)), self.key)
         if self.new and not dry_run:
             write_erasure(root, self.new)
 
     @property
     def id(self) -> str:
         """Name of the new erasure; "": there is none."""
-        return id_of(self.new) if self.new else ""
+        return content_id(self.new) if self.new else ""
 
-    def erasing_of(
+    def plan_erasure(
         self, given: PartitionInput, before: Checkpoint | None, *, dry_run: bool
     ) -> Erasing | Problem | None:
         """Return the erasure of a partition's run, new or of records that it reads again; else None.
         Return the problem if the run needs the user's key for that, or the log's topic id.
         """
-        known, bounds = 0 if given.reset else given.generation.next_offset or 0, bounds_of(before)
+        known, bounds = 0 if given.reset else given.generation.next_offset or 0, parse_bounds(before)
         if given.reset and given.topic_id is None and any(_differ(logs) for logs in bounds.values()):
             return _no_topic_id(given)
         here = in_log(bounds, given.topic_id, MAX_OFFSET)
@@ -381,7 +381,7 @@ class Erasures:
         if self.new and not dry_run:
             files[erasure_path(self.id)] = MAX_OFFSET
         return Erasing(
-            secret_of(self.key),
+            derive_secret(self.key),
             tuple(sorted(files.items())),
             self.new if dry_run else b"",
             already_applied=not given.reset and _bounds_after(bounds, given.topic_id, known, self.id) == bounds,
@@ -391,11 +391,11 @@ class Erasures:
         self, before: Checkpoint | None, archived: ArchivedPartition, next_offset: int, *, reset: bool
     ) -> str | None:
         """Return the column `erased` of a partition's new generation."""
-        topic_id = topic_id_of(archived, before, reset=reset)
-        return to_text(_bounds_after(bounds_of(before), topic_id, next_offset, self.id))
+        topic_id = choose_topic_id(archived, before, reset=reset)
+        return to_text(_bounds_after(parse_bounds(before), topic_id, next_offset, self.id))
 
 
-def topic_id_of(archived: ArchivedPartition, before: Checkpoint | None, *, reset: bool) -> str | None:
+def choose_topic_id(archived: ArchivedPartition, before: Checkpoint | None, *, reset: bool) -> str | None:
     """Return the topic id of a new generation: the archive's, or if it has none that of the generation before."""
     return archived.topic_id or (before.topic_id if before and not reset else None)
 

@@ -15,7 +15,7 @@ from lastkey.jobs.compact.plan_inputs import (
     input_from_generation,
     run_context,
 )
-from lastkey.jobs.compact.start_outcome import Start, key_of
+from lastkey.jobs.compact.start_outcome import Start, partition_key
 from lastkey.jobs.errors import LINKED_FOLDER
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder
 from lastkey.jobs.store.rows import Checkpoint
@@ -46,7 +46,7 @@ from lastkey.udfs.compact.scan.due import (
 from lastkey.udfs.compact.scan.facts_files import read_secret
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import exists, links_in, open_root
-from lastkey.udfs.yields.schedule import KEPT, choose, cost_of, cost_of_all
+from lastkey.udfs.yields.schedule import KEPT, choose, cost_of_all, estimate_cost
 
 _LOG: Final = logging.getLogger("lastkey")
 _PASSING: Final = ("changed", "unwritable", "memory", "defect")  # problems that say nothing about a file's bytes
@@ -70,7 +70,7 @@ class Draft:
         return self.partial and now_ms - self.secret_ms >= self.settings.compaction_full_ms
 
 
-def draft_of(
+def draft_plan(
     given: PartitionInput,
     settings: CleanSettings,
     erasing: Erasing | None,
@@ -147,9 +147,9 @@ def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionRe
             results.append(PartitionResult(*key, "uncleanable", problem=draft))
         else:
             drafts.append(draft)
-    for draft, share in zip(drafts, shares_of(options.io_budget, drafts, run.now_ms), strict=True):
+    for draft, share in zip(drafts, share_budget(options.io_budget, drafts, run.now_ms), strict=True):
         plan = build_plan(draft, run, share)
-        found = _if_due(plan, start.manifests.get(key_of(plan.input), ()))
+        found = _if_due(plan, start.manifests.get(partition_key(plan.input), ()))
         if isinstance(found, PartitionResult):
             results.append(found)
         else:
@@ -191,25 +191,25 @@ def _input(start: Start, key: Key) -> PartitionInput | Problem:
 
 def _drafted(start: Start, given: PartitionInput, run: RunContext, folder: str) -> Draft | Problem:
     """Return the draft of a partition's plan, or the problem if the plan needs a key that was not given."""
-    before = start.checkpoints.get(key_of(given))
-    erasing = start.erasures.erasing_of(given, before, dry_run=run.dry_run)
+    before = start.checkpoints.get(partition_key(given))
+    erasing = start.erasures.plan_erasure(given, before, dry_run=run.dry_run)
     if isinstance(erasing, Problem):
         return erasing
-    return draft_of(given, clean_settings(start.listing.settings[given.topic]), erasing, run, before, folder)
+    return draft_plan(given, clean_settings(start.listing.settings[given.topic]), erasing, run, before, folder)
 
 
 def restart_plan(start: Start, plan: PartitionPlan, *, checkpoints: bool) -> PartitionPlan | Problem:
     """Return a plan that starts a partition over from what the archive holds; without the archive's `checkpoints` if
     they contradict the log. Return the problem if the plan needs a key that was not given.
     """
-    archived = start.archive.partitions[key_of(plan.input)]
+    archived = start.archive.partitions[partition_key(plan.input)]
     reset = plan.input.generation.next_offset is not None or plan.input.reset
     given = input_from_archive(archived, checkpoints=checkpoints, reset=reset)
     draft = _drafted(start, given, plan.run, plan.run.folder)
     return draft if isinstance(draft, Problem) else build_plan(draft, plan.run, None)
 
 
-def shares_of(io_budget: int | None, drafts: Sequence[Draft], now_ms: int) -> list[int | None]:
+def share_budget(io_budget: int | None, drafts: Sequence[Draft], now_ms: int) -> list[int | None]:
     """Return the shares of the run's budget, in bytes.
 
     In equal parts it might suffice for no segment of any partition, for ever. So each gets all that it can use by what
@@ -241,7 +241,7 @@ def _wish(draft: Draft, io_budget: int) -> tuple[float, int]:
     rows = cleaned_rows(draft.input)
     older = older_segments(rows, [row.superseded for row in rows])
     taken = choose(older, schedule_limits(draft.settings, None)).reason != KEPT
-    cost = cost_of(older.size_bytes[taken])
+    cost = estimate_cost(older.size_bytes[taken])
     if cost.max(initial=0) > io_budget:
         _LOG.warning(
             "%s: a segment waits that --io-budget %d never suffices for: it may take %d bytes",

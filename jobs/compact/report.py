@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypedDict
 
-from lastkey.jobs.command.parse import some_of
+from lastkey.jobs.command.parse import abbreviate_names
 from lastkey.jobs.command.reporting import (
     JobReport,
     TextTable,
@@ -20,7 +20,7 @@ from lastkey.jobs.command.reporting import (
 )
 from lastkey.jobs.command.stopping import EarlyEndError, OutOfTimeError
 from lastkey.jobs.compact.needed import Needed, summary_lines
-from lastkey.jobs.compact.start_outcome import Outcome, Start, key_of
+from lastkey.jobs.compact.start_outcome import Outcome, Start, partition_key
 from lastkey.jobs.errors import DONE, PARTIAL, ConflictError
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.plan import PartitionResult, ScheduledSegment
@@ -111,7 +111,7 @@ class CompactReport(JobReport):
     due: set[Key] = field(default_factory=set)
     ended_early: EarlyEndError | None = None  # the reason
     cut_off: set[Key] = field(default_factory=set)  # at work when --max-runtime was over
-    lag: dict[str, int] = field(default_factory=dict)  # behind the archive, see lag_of
+    lag: dict[str, int] = field(default_factory=dict)  # behind the archive, see measure_lag
 
     @property
     def exit_code(self) -> int:
@@ -129,11 +129,11 @@ class CompactReport(JobReport):
 
     def committed(self) -> str:
         """Say how many of the partitions that were due have a new generation."""
-        return committed_of(self.generations, self.due)
+        return describe_committed(self.generations, self.due)
 
     def figures(self) -> dict[str, Any]:
         """Return the run's figures for monitoring: sums over the partitions that it committed."""
-        made = [r for r in self.results if key_of(r) in self.generations]
+        made = [r for r in self.results if partition_key(r) in self.generations]
         before, after = sum(r.work.bytes_before for r in made), sum(r.work.bytes_after for r in made)
         states = (r.problem.state if r.problem else self._status(r) for r in self.results)
         return super().figures() | {
@@ -159,15 +159,15 @@ class CompactReport(JobReport):
     def shown(self) -> list[dict[str, Any]]:
         """Rows of partitions that changed or are uncleanable; the others, perhaps hundreds, are counted."""
         rows = [r for r in self.results if self.show_all or r.status != "not_due"]
-        return [_row(r, self._status(r), self.dry_run) for r in sorted(rows, key=key_of)]
+        return [_row(r, self._status(r), self.dry_run) for r in sorted(rows, key=partition_key)]
 
     def _partition(self, r: PartitionResult) -> PartitionRow:
         rebuilt = r.work.counters.get("batches_rebuilt", 0) > 0
         return PartitionRow(
             result=r,
             status=self._status(r),
-            generation=self.generations.get(key_of(r)),
-            anew=key_of(r) in self.reset,
+            generation=self.generations.get(partition_key(r)),
+            anew=partition_key(r) in self.reset,
             bytes_after_is_estimate=self.dry_run and rebuilt and _compressed(r),
             segments_after=len(r.log.segments),
             gaps=[[gap.first, gap.last] for gap in r.log.gaps],
@@ -181,7 +181,7 @@ class CompactReport(JobReport):
 
     def _status(self, r: PartitionResult) -> str:
         """Return cleaned, not_due, uncleanable, stopped; or conflict: cleaned, but another run had committed before."""
-        lost = r.status == "cleaned" and not self.dry_run and key_of(r) not in self.generations
+        lost = r.status == "cleaned" and not self.dry_run and partition_key(r) not in self.generations
         return "conflict" if lost else r.status
 
     def _problem_texts(self) -> Sequence[object]:
@@ -219,7 +219,7 @@ class CompactReport(JobReport):
 
     def _at_the_end(self, erased: Sequence[str]) -> Iterator[str]:
         if erased:
-            yield f"erased, not compacted; the next run compacts: {some_of(erased)}"
+            yield f"erased, not compacted; the next run compacts: {abbreviate_names(erased)}"
         if self.expired_nothing:
             topics = ", ".join(self.expired_nothing)
             yield f"policy compact,delete without retention.ms or retention.bytes: compacted only: {topics}"
@@ -265,7 +265,7 @@ class CompactReport(JobReport):
         return out + labelled("not due", _held_back(rest, every=self.show_all))
 
 
-def committed_of(committed: Collection[Key], due: Collection[Key]) -> str:
+def describe_committed(committed: Collection[Key], due: Collection[Key]) -> str:
     """Return for people how many of the partitions that were due were committed."""
     return f"{len(committed)} of {counted(len(due), 'partition')} committed"
 
@@ -340,13 +340,13 @@ def _schedule_summary(r: PartitionResult) -> str:
     )
 
 
-def lag_of(start: Start, outcome: Outcome) -> dict[str, int]:
+def measure_lag(start: Start, outcome: Outcome) -> dict[str, int]:
     """Return partitions, bytes and offsets that are not cleaned yet, and the file time of the oldest of their segments
     (0: there is none). A segment that is cleaned in part counts as a whole; the offsets end at the high watermark, or
     where the last segment begins, whichever is more.
     """
     cleaned = {key: row.first_dirty_offset for key, row in {**start.checkpoints, **outcome.committed}.items()}
-    ends = {key_of(r): r.log.next_offset for r in outcome.results}
+    ends = {partition_key(r): r.log.next_offset for r in outcome.results}
     lag, oldest = {"partitions": 0, "bytes": 0, "offsets": 0}, []
     for key, archived in start.archive.partitions.items():
         if not archived.segments:

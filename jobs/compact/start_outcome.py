@@ -69,9 +69,9 @@ class Outcome:
     @property
     def due(self) -> set[Key]:
         """Partitions that were due: those with a plan, without those whose log showed that nothing was due."""
-        return self.planned - {key_of(r) for r in self.results if r.status == "not_due"}
+        return self.planned - {partition_key(r) for r in self.results if r.status == "not_due"}
 
 
-def key_of(one: PartitionInput | PartitionResult) -> Key:
+def partition_key(one: PartitionInput | PartitionResult) -> Key:
     """Return the partition that an input or a result is of."""
     return one.topic, one.partition

@@ -23,21 +23,21 @@ from lastkey.jobs.command.stopping import (
     EarlyEndError,
     OutOfTimeError,
     Stop,
+    await_result,
     begin,
     ended_in_time,
-    result_of,
     stoppable,
 )
-from lastkey.jobs.compact.commit_rows import commit_of
+from lastkey.jobs.compact.commit_rows import make_commit
 from lastkey.jobs.compact.large import compact_large, on_spark
 from lastkey.jobs.compact.one_partition import one_partition
 from lastkey.jobs.compact.plan_partitions import begins_anew, restart_plan
-from lastkey.jobs.compact.report import committed_of
-from lastkey.jobs.compact.start_outcome import Outcome, Start, key_of
+from lastkey.jobs.compact.report import describe_committed
+from lastkey.jobs.compact.start_outcome import Outcome, Start, partition_key
 from lastkey.jobs.errors import ConflictError
 from lastkey.jobs.spark.workers import SparkTasks, Workers
 from lastkey.jobs.store import writing
-from lastkey.jobs.store.folders import folders_of
+from lastkey.jobs.store.folders import list_run_folders
 from lastkey.jobs.store.manifests import check_files, write_manifests
 from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.store.tables import State
@@ -65,14 +65,14 @@ def run_waves(
     todo = sorted(plans, key=lambda p: -p.log_bytes)
     if start.ends_at is not None:
         attempts = _last_attempts(start)
-        todo.sort(key=lambda p: attempts.get(key_of(p.input), (-1, -1)))
+        todo.sort(key=lambda p: attempts.get(partition_key(p.input), (-1, -1)))
     progress.start("compact", sum(p.log_bytes for p in todo), BYTES)
     try:
         workers.start()  # pyspark takes SIGINT's handler when it starts
         with stoppable() as stop, ended_in_time(stop, start.ends_at):
             _work_through(workers, start, todo, outcome, progress, stop)
     except EarlyEndError as error:  # from the second signal, or another cause that does not wait
-        committed = committed_of(outcome.committed, outcome.due)
+        committed = describe_committed(outcome.committed, outcome.due)
         error.add_note(f"stopped at once: at least {committed}; vacuum deletes what this run left")
         error.add_note("run again to continue")
         raise
@@ -104,7 +104,7 @@ def _work_through(
             step("wave planned")
             results, again = _restarted(start, begun, _in_tasks(workers, choice, progress, stop))
             todo += again
-            outcome.reset |= {key_of(plan.input) for plan in again}
+            outcome.reset |= {partition_key(plan.input) for plan in again}
             outcome.results += results
             commit_seconds += _await_commit(committing, outcome)
             committing = _begin_commit(start, results, outcome, str(workers.work()))
@@ -133,10 +133,10 @@ def _restarted(
     start: Start, plans: Sequence[PartitionPlan], results: Sequence[PartitionResult]
 ) -> tuple[list[PartitionResult], list[PartitionPlan]]:
     """Return the results of a wave, and instead of some of them plans that start their partitions over, by --reset."""
-    of_keys = {key_of(plan.input): plan for plan in plans}
+    of_keys = {partition_key(plan.input): plan for plan in plans}
     out, not_planned, again = list[PartitionResult](), list[PartitionResult](), list[PartitionPlan]()
     for result in results:
-        key = key_of(result)
+        key = partition_key(result)
         wrong = result.problem is not None and result.problem.kind == "side_file"
         is_first = of_keys[key].input.generation.next_offset is None
         if (is_first and not wrong) or not begins_anew(start, key, result.problem):
@@ -155,11 +155,11 @@ def _give_up(workers: Workers, start: Start, plans: Sequence[PartitionPlan], out
     step("run stopped")
     workers.cancel([])
     ended, store = workers.await_end(), start.state.root
-    for key in sorted({key_of(plan.input) for plan in plans} - {key_of(r) for r in outcome.results}):
+    for key in sorted({partition_key(plan.input) for plan in plans} - {partition_key(r) for r in outcome.results}):
         outcome.results.append(PartitionResult(*key, "stopped", log=CleanedLog(next_offset=-1)))
         if start.options.dry_run:
             continue
-        for path, (_, run_id) in folders_of(store, *key):
+        for path, (_, run_id) in list_run_folders(store, *key):
             if run_id.startswith(start.run_id):  # folders of every attempt, and those of keys
                 remove_folder_at(store, path)
                 if not ended:
@@ -182,9 +182,9 @@ def _at_work(choice: Ways, outcome: Outcome, cores: int) -> set[Key]:
     because workers take partitions in order. These count as attempted, so all others come first in the next run;
     otherwise a partition that never finishes in time would block the others.
     """
-    done = {key_of(r) for r in outcome.results}
+    done = {partition_key(r) for r in outcome.results}
     ways = ((choice.one_task, cores), (choice.several, _AT_ONCE))
-    left = [([key for p in of if (key := key_of(p.input)) not in done], n) for of, n in ways]
+    left = [([key for p in of if (key := partition_key(p.input)) not in done], n) for of, n in ways]
     return {key for keys, n in left for key in keys[:n]}
 
 
@@ -294,11 +294,11 @@ def choose_ways(plans: Sequence[PartitionPlan], workers: Workers) -> Ways:
     rest = tuple(plan for plan, is_alone in zip(by_size, alone, strict=True) if not is_alone)
     if split == "always":
         return Ways(partial, rest)
-    n = several_of([plan.log_bytes for plan in rest], workers.cores)
+    n = count_large_partitions([plan.log_bytes for plan in rest], workers.cores)
     return Ways((*rest[n:], *partial), rest[:n])
 
 
-def several_of(sizes: Sequence[int], cores: int) -> int:
+def count_large_partitions(sizes: Sequence[int], cores: int) -> int:
     """Return the number of largest partitions to clean in several tasks. A partition counts if one task would take
     longer for it than the whole wave takes on all cores. sizes: bytes, descending.
     """
@@ -318,7 +318,7 @@ def _begin_commit(
     cleaned = [r for r in results if r.status == "cleaned"]
     if not cleaned or start.options.dry_run or outcome.conflict:
         return None
-    commits = [commit_of(start, r, reset=key_of(r) in outcome.reset, engine=engine) for r in cleaned]
+    commits = [make_commit(start, r, reset=partition_key(r) in outcome.reset, engine=engine) for r in cleaned]
     return begin(partial(_commit_wave, start.state, commits, outcome.committed), "commit")
 
 
@@ -336,7 +336,7 @@ def _await_commit(committing: Future[float] | None, outcome: Outcome) -> float:
     if committing is None:
         return 0.0
     try:
-        return result_of(committing)
+        return await_result(committing)
     except ConflictError as error:
         outcome.conflict = error.line()
         return 0.0

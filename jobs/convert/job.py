@@ -31,9 +31,9 @@ from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.convert.report import ConvertedPartition, ConvertReport
 from lastkey.jobs.errors import CONVERT_FULL, NOT_EMPTY
 from lastkey.jobs.restore.choose_generations import check_files, choose, list_apart
-from lastkey.jobs.restore.job import checkpoints_of, convert_settings
+from lastkey.jobs.restore.job import convert_settings, encode_checkpoints
 from lastkey.jobs.spark.engine import chosen_engine, workers
-from lastkey.jobs.store.generations import manifests_of, open_store
+from lastkey.jobs.store.generations import load_manifests, open_store
 from lastkey.logformat import names
 from lastkey.logformat.errors import is_full
 from lastkey.logformat.listing import Segment
@@ -159,7 +159,7 @@ def _plan_store(options: ConvertOptions, uri: str, output: str) -> _Plan:
     store = tables.root
     check_apart(Place("--output", output), Place("the store", store.uri))
     targets = choose(tables, options.topics, None)
-    manifests = manifests_of(tables, targets)
+    manifests = load_manifests(tables, targets)
     archives = {t.archive_uri: open_root(normal_uri(t.archive_uri)) for t in targets}
     list_apart(open_root(output), archives, RestoreOptions(uri, output, config=options.config, topics=options.topics))
     side_files = check_files(tables, store, archives, targets, manifests)
@@ -176,7 +176,7 @@ def _plan_store(options: ConvertOptions, uri: str, output: str) -> _Plan:
         kept = [name for name in side_files[t.key] if name not in made_again]
         copies = [SmallFile(store.uri, f"{t.folder}/{name}", name) for name in kept]
         plan.partitions.append(_Partition(t.topic, t.partition, t.name, segments, copies))
-    plan.files += checkpoints_of(targets, manifests)
+    plan.files += encode_checkpoints(targets, manifests)
     return plan
 
 

@@ -72,7 +72,7 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
         raise UsageError(message=f"generation={take.text('generation')} needs the option store")
     key = take.text("key")
     loss_fails = take.flag("failOnDataLoss", default=True)
-    isolation = take.one_of(("isolationLevel", "kafka.isolation.level"), ("read_uncommitted", "read_committed"))
+    isolation = take.choose(("isolationLevel", "kafka.isolation.level"), ("read_uncommitted", "read_committed"))
     return ReadOptions(
         source,
         paths,
@@ -81,16 +81,16 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
         _selection(take),
         start=_bounds(take, "starting", None),
         end=_bounds(take, "ending", LATEST) or Bounds("endingOffsets", LATEST),
-        need_start_time=take.one_of(("startingOffsetsByTimestampStrategy",), ("latest", "error")) == "error",
+        need_start_time=take.choose(("startingOffsetsByTimestampStrategy",), ("latest", "error")) == "error",
         fail_on_data_loss=loss_fails,
-        accept_gaps=take.one_of(("gaps",), ("fail", "accept") if loss_fails else ("accept", "fail")) == "accept",
+        accept_gaps=take.choose(("gaps",), ("fail", "accept") if loss_fails else ("accept", "fail")) == "accept",
         key=None if key is None else parse_key(key),
         columns=take.names("columns"),
         value=take.flag("includeValue", default=True),
         headers=take.flag("includeHeaders", default=False),
         control=take.flag("includeControl", default=False),
         committed=isolation == "read_committed",
-        quarantine=take.one_of(("badRecords",), ("fail", "quarantine")) == "quarantine",
+        quarantine=take.choose(("badRecords",), ("fail", "quarantine")) == "quarantine",
         kinds=take.several("kinds", KINDS),
         split_bytes=take.number("splitBytes", 1) or SPLIT_BYTES,
         min_partitions=take.number("minPartitions", 1) or 1,
@@ -150,7 +150,7 @@ class _Values:
             raise UsageError(message=f"{name}: expected a whole number of at least {least}, found {value!r}")
         return int(value)
 
-    def one_of(self, names: tuple[str, ...], allowed: tuple[str, ...]) -> str:
+    def choose(self, names: tuple[str, ...], allowed: tuple[str, ...]) -> str:
         """Return one of the allowed values; default: the first. Two names for one option must agree."""
         found = {self._values[name].lower(): name for name in names if name in self._values}
         if len(found) > 1:

@@ -36,7 +36,7 @@ def plan(options: ReadOptions) -> list[Task]:
         pieces = [piece for p in partitions for piece in index_pieces(p, options.kinds, accept_gaps=accept)]
         return pack(pieces, options.split_bytes, options.min_partitions)
     size = sum(segment.size_bytes for partition in partitions for segment in partition.segments)
-    ranges = [range_of(options, partition, size) for partition in partitions]
+    ranges = [make_range(options, partition, size) for partition in partitions]
     return pack(each(partitions, ranges), ranges[0].split_bytes if ranges else 1, options.min_partitions)
 
 
@@ -53,7 +53,7 @@ def each(partitions: Sequence[SourcePartition], ranges: Sequence[Range]) -> list
         raise UsageError(message=str(error)) from error
 
 
-def range_of(options: ReadOptions, partition: SourcePartition, total_bytes: int) -> Range:
+def make_range(options: ReadOptions, partition: SourcePartition, total_bytes: int) -> Range:
     """Return the range of one partition in a query over `total_bytes` of log."""
     key = partition.topic, partition.partition
     split = options.split_bytes

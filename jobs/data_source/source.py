@@ -53,7 +53,7 @@ class _Source(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns that the options ask for. UsageError for impossible options."""
-        return from_arrow_schema(columns_of(self.columns, self.parsed()))
+        return from_arrow_schema(select_columns(self.columns, self.parsed()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of these columns."""
@@ -111,7 +111,7 @@ def register(spark: SparkSession) -> None:
         spark.dataSource.register(source)
 
 
-def columns_of(known: Any, options: ReadOptions) -> Any:
+def select_columns(known: Any, options: ReadOptions) -> Any:
     """Return the pa.Schema that the options ask for. UsageError for an unknown column."""
     if options.columns is not None:
         names = _asked(known, options)

@@ -23,14 +23,14 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from lastkey.jobs.data_source.plan_tasks import each, range_of, source_partitions
+from lastkey.jobs.data_source.plan_tasks import each, make_range, source_partitions
 from lastkey.jobs.data_source.read import read_task
 from lastkey.jobs.data_source.read_options import ReadOptions
 from lastkey.jobs.errors import DATA_LOSS, DataError, UsageError
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import LogFormatError, stopped
 from lastkey.udfs.data_source.find_pieces import first_to_read
-from lastkey.udfs.data_source.log_end import bytes_behind, ends_of
+from lastkey.udfs.data_source.log_end import bytes_behind, find_ends
 from lastkey.udfs.data_source.pieces import LATEST, Bound, Range, SourcePartition, pack
 
 Offsets = dict[Key, int]
@@ -79,7 +79,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         out = {}
         for key, log in logs.readable.items():
             start = self._start(key)
-            asked = replace(range_of(self.options, log.partition, total), start=start)
+            asked = replace(make_range(self.options, log.partition, total), start=start)
             try:
                 out[key] = log.end if start == LATEST else first_to_read(log.partition, asked)
             except LogFormatError as gap:
@@ -179,7 +179,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 if partition.problem is not None:
                     raise partition.problem.as_error()
-                ends = ends_of(partition, committed=self.options.committed, quarantine=self.options.quarantine)
+                ends = find_ends(partition, committed=self.options.committed, quarantine=self.options.quarantine)
             except Exception as found:  # of any kind: the other logs go on
                 error = stopped(found, partition.name)
                 if not self.options.quarantine:

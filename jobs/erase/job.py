@@ -29,13 +29,13 @@ from lastkey.jobs.erase.write_proof import checked_proof, key_names, write_proof
 from lastkey.jobs.errors import JobError, MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
-from lastkey.jobs.store.erasures import key_id, read_key, secret_of
+from lastkey.jobs.store.erasures import derive_secret, key_id, read_key
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import TopicFilter, without_kafkas_own
 from lastkey.jobs.vacuum import VacuumReport
 from lastkey.udfs.audit.key_set import KeySet
-from lastkey.udfs.erased_keys import id_of
+from lastkey.udfs.erased_keys import content_id
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import normal_uri
 
@@ -64,7 +64,7 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     if any(one in said for one in keys.keys.to_pylist() if len(one) >= _LEAST_IN_TEXT):
         raise UsageError(message="--by: expected who asked, found one of the keys, which the store would keep")
     names, data = key_names(keys, key), _digests(keys, key)
-    report.erasure, report.n_keys = id_of(data), len(keys)
+    report.erasure, report.n_keys = content_id(data), len(keys)
     if not options.check:
         try:
             erasures = Erasures(key, data, no_archive=options.no_archive)
@@ -112,7 +112,7 @@ def _vacuum(state: State, remains: Remains) -> VacuumReport | None:
 
 def _digests(keys: KeySet, key: bytes) -> bytes:
     """Return the file of an erasure (`udfs.erased_keys`)."""
-    digests = keys.hashes_by(secret_of(key))
+    digests = keys.hashes_by(derive_secret(key))
     return key_id(key) + np.ascontiguousarray(digests[np.lexsort(digests.T)]).tobytes()
 
 

@@ -192,7 +192,7 @@ def _add_segment_file(
         return
     folder = file.path.rpartition("/")[0]
     file = replace(file, generation=run[0], run_id=run[1])
-    file = replace(file, state=known.state_of(file, folder))
+    file = replace(file, state=known.file_state(file, folder))
     secrets = (f"{folder}/{HASH_KEY}", *known.secrets.get(file.path.rpartition(".")[0], ()))
     made_by = next((path for path in secrets if path in there), None)
     if _LOG.fullmatch(name):
@@ -226,7 +226,7 @@ def _add_table_file(places: Places, file: SearchFile, known: _Generations) -> No
     else:
         file = _as_table(file)
         if file.kind == "table":
-            state = "log" if of_log else known.version_of(table, "/".join(parts[2:]))
+            state = "log" if of_log else known.file_version(table, "/".join(parts[2:]))
             file = replace(file, state=state, of_audits=ours, may_hide=ours)
         places.files.append(file)
 
@@ -273,7 +273,7 @@ class _Generations:
             for stem in stems:
                 self.secrets.setdefault(stem, []).append(secret)
 
-    def state_of(self, file: SearchFile, folder: str) -> str:
+    def file_state(self, file: SearchFile, folder: str) -> str:
         """Return current, older, dead (of a run that no checkpoint names) or unknown."""
         if not self._known:
             return "unknown"
@@ -283,7 +283,7 @@ class _Generations:
                 return state
         return "current" if folder in self.current else "older" if folder in self.older else "dead"
 
-    def version_of(self, table: str, path: str) -> str:
+    def file_version(self, table: str, path: str) -> str:
         """Return whether a data file belongs to the table's newest version: current, older, or unknown."""
         if table not in self._versions:
             try:

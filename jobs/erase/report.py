@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeVar
 
-from lastkey.jobs.command.parse import some_of
+from lastkey.jobs.command.parse import abbreviate_names
 from lastkey.jobs.command.reporting import JobReport, counted, labelled
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.erase.remains import Held, Remains, SearchedGeneration
@@ -116,8 +116,8 @@ class EraseReport(JobReport):
             yield from labelled("not gone yet", self._left())
         if self.searched is not None and (segments := self.remains.segments):
             yield (
-                f"{counted(len(segments), 'file')} of the archive may hold them: {some_of(segments)}; nothing here "
-                "changes an archive: replace these partitions by what restore writes"
+                f"{counted(len(segments), 'file')} of the archive may hold them: {abbreviate_names(segments)}; nothing "
+                "here changes an archive: replace these partitions by what restore writes"
             )
 
     def _outcome(self) -> str:

@@ -186,7 +186,7 @@ def _counts(sought: Sought) -> tuple[NDArray[np.int64], dict[tuple[str, ...], li
         in_file = np.bincount(number[~is_may], minlength=len(files)), np.bincount(number[is_may], minlength=len(files))
         for file, *amounts in zip(files, *in_file, strict=True):
             if sum(amounts):
-                row = rows.setdefault(_place_of(file), [0, 0, 0])
+                row = rows.setdefault(_place_key(file), [0, 0, 0])
                 row[:] = [row[0] + 1, *(int(old + new) for old, new in zip(row[1:], amounts, strict=True))]
     return of_keys, rows
 
@@ -205,7 +205,7 @@ def _cards(summary: dict[str, Any]) -> list[Card]:
     ]
 
 
-def _place_of(file: SearchFile) -> tuple[str, ...]:
+def _place_key(file: SearchFile) -> tuple[str, ...]:
     partition = "" if file.topic is None else f"{file.topic}-{file.partition}"
     generation = "" if file.generation is None else str(file.generation)
     return file.root, partition, generation, file.state, KINDS[file.kind]

@@ -44,7 +44,7 @@ _ONE_TO_ONE: Final = ("string", "json", "boolean", "short", "int", "long", "hex"
 def run(options: ExportOptions, progress: Progress) -> ExportReport:
     """Export the records of every topic that the options name."""
     began = time.monotonic()
-    decoders = decoders_of(options)
+    decoders = choose_decoders(options)
     check_latest(options)
     origin: Origin | None = None
     if options.latest:
@@ -58,7 +58,7 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
     report = ExportReport(root.uri, options.format, options.latest)
     report.other_problems += [p.problem for p in partitions if p.topic is None and p.problem is not None]
     by_topic = {topic: list(group) for topic, group in groupby(partitions, lambda p: p.topic) if topic is not None}
-    output = ExportFolder(root, request_of(options))
+    output = ExportFolder(root, describe_request(options))
     with taken(root):
         if origin is None:
             _export(options, decoders, by_topic, output, report, progress)
@@ -82,7 +82,7 @@ def _update(
     from lastkey.jobs.spark import connector  # noqa: PLC0415
 
     size = sum(s.size_bytes for of_topic in by_topic.values() for p in of_topic for s in p.segments)
-    brief, uri = size < _FEW_BYTES, output.uri_of("")
+    brief, uri = size < _FEW_BYTES, output.topic_uri("")
     with spark_workers("export --latest", options, report, progress, brief=brief, tables=(uri,)) as workers:
         with workers.spark("export") as spark:
             connector.connect(spark, uri)
@@ -168,7 +168,7 @@ def _exported(
     return ExportedTopic(topic, n_partitions, records, tombstones, len(problems))
 
 
-def decoders_of(options: ExportOptions) -> dict[str, str | None]:
+def choose_decoders(options: ExportOptions) -> dict[str, str | None]:
     """Return the decoder of each column. UsageError for an unknown name."""
     default = _TEXT if options.format == "ndjson" else None
     named = {"key": options.key_decoder or default, "value": options.value_decoder or default}
@@ -198,7 +198,7 @@ def check_output(uri: str, options: ExportOptions, partitions: Sequence[SourcePa
     check_apart(Place("--output", uri), *(Place("what is exported", place) for place in sorted(read)))
 
 
-def request_of(options: ExportOptions) -> dict[str, object]:
+def describe_request(options: ExportOptions) -> dict[str, object]:
     """Return the options that decide the content of an export, as its file records them."""
     source = [None if place is None else normal_uri(place) for place in (options.archive_place, options.store)]
     topics = {"topics": [*options.topics.include], "exclude": [*options.topics.exclude]}

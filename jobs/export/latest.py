@@ -27,7 +27,7 @@ from lastkey.jobs.export.output import ExportFolder
 from lastkey.jobs.export.partitions import ends_of_partition, open_notes
 from lastkey.jobs.export.report import ExportedTopic, ExportReport
 from lastkey.jobs.spark.workers import SparkTasks
-from lastkey.jobs.store.latest import Changed, Stand, alone, files_of, merge, replace_all, stand_of
+from lastkey.jobs.store.latest import Changed, Stand, alone, merge, read_parquet_files, read_table_offsets, replace_all
 from lastkey.jobs.store.minutes import session_for
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
@@ -84,14 +84,14 @@ class _PartitionRead:
     def stop(self, problems: Sequence[Problem]) -> None:
         """Read nothing from the segments on that these problems are in."""
         self.problems += [problem for problem in problems if problem not in self.problems]
-        found = [_in_front_of(self.source, problem) for problem in problems]
+        found = [_offset_before(self.source, problem) for problem in problems]
         if None in found:
             self.end = None
         cuts = [offset for offset in (*found, self.cut) if offset is not None]
         self.cut = min(cuts, default=None)
 
 
-def _in_front_of(partition: SourcePartition, problem: Problem) -> int | None:
+def _offset_before(partition: SourcePartition, problem: Problem) -> int | None:
     """Return the base offset of the segment with the problem, or of the segment before a gap; None if it is unknown."""
     file = names.parse_segment_file(problem.path.rpartition("/")[2])
     if file is None or (file.kind != names.LOG and problem.kind != "gap"):
@@ -139,14 +139,14 @@ class Topic:
 
     def frame(self, spark: SparkSession, files: Sequence[LastRows], columns: Sequence[str] = ROWS) -> DataFrame:
         """Return the rows of files."""
-        uris = [self.output.uri_of(one.path) for one in files]
-        return files_of(spark, last_rows_schema(self.decoders, columns), uris)
+        uris = [self.output.topic_uri(one.path) for one in files]
+        return read_parquet_files(spark, last_rows_schema(self.decoders, columns), uris)
 
 
 def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, report: ExportReport) -> ExportedTopic:
     """Bring the table of a topic up to date."""
     made, output, options = ExportedTopic(topic.name, len(partitions)), topic.output, topic.options
-    before = stand_of(output.root, topic.name)
+    before = read_table_offsets(output.root, topic.name)
     if isinstance(before, Problem):
         report.other_problems.append(before)
         made.problems = 1
@@ -214,7 +214,7 @@ def _deleted(
     if not held:
         return None
     firsts = {n: None if parts[n].doubts.expired else parts[n].first for n in held}
-    gone = deleted_rows(spark, topic.output.uri_of(topic.name), topic.frame(spark, [*held.values()], _KEY), firsts)
+    gone = deleted_rows(spark, topic.output.topic_uri(topic.name), topic.frame(spark, [*held.values()], _KEY), firsts)
     for number, problem in unclear_problems(gone, f"{topic.options.store}: {topic.name}"):
         if not topic.accepts_gaps:
             parts[number].stand_still([problem])
@@ -327,7 +327,7 @@ def _commit(
     topic: Topic, rows: DataFrame, stand: Stand, *, starts_over: bool, gone: DataFrame | None = None
 ) -> Changed:
     """Commit the last records of keys, and the table's new offsets. gone: rows of the table to delete."""
-    root, uri = topic.output.root, topic.output.uri_of(topic.name)
+    root, uri = topic.output.root, topic.output.topic_uri(topic.name)
     if starts_over:
         return replace_all(root, topic.name, rows, uri, stand)
     rows = rows if gone is None else rows.unionByName(gone)

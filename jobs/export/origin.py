@@ -21,7 +21,7 @@ from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import count, counted
 from lastkey.jobs.export.partitions import listed
 from lastkey.jobs.store.generations import list_each, open_store
-from lastkey.jobs.store.latest import rows_of
+from lastkey.jobs.store.latest import read_table
 from lastkey.jobs.store.rows import Commit, RunRow
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
@@ -96,7 +96,7 @@ def deleted_rows(spark: SparkSession, uri: str, held: DataFrame, firsts: Mapping
     held: the keys of the partitions in `firsts`. firsts: partition -> offset from which on TOMBSTONE is true: the row's
     key was deleted. Below that offset, and for None, TOMBSTONE is false: the row may have expired.
     """
-    table = rows_of(spark, uri).where(F.col("partition").isin(list(firsts)))
+    table = read_table(spark, uri).where(F.col("partition").isin(list(firsts)))
     names = ["partition", *(name for name in ("key", f"key{MALFORMED}") if name in table.columns)]
     same = [table[name].eqNullSafe(held[name]) for name in names]
     known = F.create_map(*(F.lit(value) for n, first in firsts.items() for value in (n, first)))

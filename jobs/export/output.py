@@ -22,7 +22,7 @@ from lastkey.jobs.store.folders import check_not_inside
 from lastkey.logformat.control_characters import visible
 from lastkey.logformat.names import is_topic
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
-from lastkey.logformat.storage.locations import first_of
+from lastkey.logformat.storage.locations import describe_entries
 from lastkey.udfs.storage import (
     Root,
     delete_folder,
@@ -50,7 +50,7 @@ class ExportFolder:
     request: dict[str, Any]  # what was asked for; a rerun must ask for the same
     run: str = field(default_factory=lambda: uuid.uuid4().hex)  # whose tasks may write
 
-    def uri_of(self, topic: str) -> str:
+    def topic_uri(self, topic: str) -> str:
         """Return the URI of a topic's folder for Spark."""
         base = f"file://{self.root.base}" if self.root.is_local else as_hadoop_names_it(self.root.uri)
         return f"{base}/{topic}"
@@ -108,7 +108,7 @@ class ExportFolder:
         mark = self.read()
         others = [info for info in inside if info.base_name not in (MARK, *mark.get("topics", {}))]
         if not mark or others:
-            raise NOT_EMPTY(path=self.root.uri, found=first_of(others or inside))
+            raise NOT_EMPTY(path=self.root.uri, found=describe_entries(others or inside))
         if mark["state"] != UNFINISHED:
             raise NOT_EMPTY(path=self.root.uri, found="a finished export")
         if mark["request"] != self.request:

@@ -8,7 +8,7 @@ from lastkey.jobs.data_source.plan_tasks import source_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions, Selection
 from lastkey.jobs.topics import without_kafkas_own
 from lastkey.logformat.errors import stopped
-from lastkey.udfs.data_source.log_end import Ends, ends_of
+from lastkey.udfs.data_source.log_end import Ends, find_ends
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.problem import Problem
 
@@ -31,11 +31,11 @@ def ends_of_partition(partition: SourcePartition) -> tuple[Ends | None, Problem 
     if partition.problem is not None:
         return None, partition.problem
     try:
-        return ends_of(partition, committed=True), None
+        return find_ends(partition, committed=True), None
     except Exception as found:  # of any kind: the problem names the partition
         problem = Problem.of(stopped(found, partition.name))
     try:
-        return ends_of(partition, committed=True, quarantine=True), problem
+        return find_ends(partition, committed=True, quarantine=True), problem
     except Exception:  # unknown, as before
         return None, problem
 

@@ -26,7 +26,7 @@ from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
 from lastkey.jobs.lookup.plans import list_plans
 from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import spark_workers
-from lastkey.jobs.spark.tasks import cores_of
+from lastkey.jobs.spark.tasks import count_cores
 from lastkey.jobs.store.minutes import known_segments, minute_table, replace_segments, uri_for_spark
 from lastkey.jobs.store.paths import TIME_INDEX, table_folder
 from lastkey.jobs.store.tables import State, open_state
@@ -110,7 +110,7 @@ def _ask(spark: SparkSession, options: LookupOptions, report: AtReport, plans: l
     covers = _covers(options)
     if options.refresh:
         if plans is None:
-            report.archive = _archive_of(state)
+            report.archive = _find_archive(state)
             plans = list_plans(replace(options, archive=report.archive), report)
         check_apart(Place("the store", store), Place("the archive", report.archive or ""))
         report.other_problems += [str(plan.problem) for plan in plans if plan.problem is not None]
@@ -142,7 +142,7 @@ def _check_known(options: LookupOptions, minutes: DataFrame, where: str) -> None
             raise UnknownNameError(message=f"no such partition in {where}: {name}", near=nearest(name, names))
 
 
-def _archive_of(state: State) -> str:
+def _find_archive(state: State) -> str:
     """Return the archive that a store serves. UsageError if the store does not name exactly one."""
     archives: list[str] = []
     for row in state.checkpoints().values():
@@ -263,5 +263,5 @@ def _frame(spark: SparkSession, segments: list[TimedSegment]) -> DataFrame:
                 yield from time_index_rows(tasks[number]).to_batches()
 
     schema = from_arrow_schema(TIME_INDEX_ROWS)
-    n_spark = min(len(tasks), _FILES_A_CORE * cores_of(spark))
+    n_spark = min(len(tasks), _FILES_A_CORE * count_cores(spark))
     return spark.range(0, len(tasks), 1, max(n_spark, 1)).mapInArrow(work, schema)

@@ -25,7 +25,7 @@ from lastkey.jobs.command.reporting import JobReport, TextTable
 from lastkey.jobs.errors import NOT_EMPTY, MissingPathError, UsageError
 from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import spark_workers
-from lastkey.jobs.spark.tasks import cores_of
+from lastkey.jobs.spark.tasks import count_cores
 from lastkey.jobs.store.folders import check_not_inside
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.udfs.lookup.queries import ANSWER, LookupPlan, lookup_table
@@ -114,7 +114,7 @@ def answered(queries: DataFrame, plans: list[LookupPlan]) -> DataFrame:
         yield from lookup_table(by_key, batches)
 
     schema = StructType([*queries.schema.fields, *from_arrow_schema(ANSWER).fields])
-    tasks = min(len(plans) + 1, _TASKS_A_CORE * cores_of(queries.sparkSession))
+    tasks = min(len(plans) + 1, _TASKS_A_CORE * count_cores(queries.sparkSession))
     key = F.xxhash64("topic", "partition")
     return queries.repartition(tasks, "topic", "partition").sortWithinPartitions(key).mapInArrow(work, schema)
 

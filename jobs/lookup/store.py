@@ -8,7 +8,7 @@ from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.store.generations import (
     file_names,
-    manifests_of,
+    load_manifests,
     nobody_has,
     open_store,
     readable_at,
@@ -39,7 +39,7 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     if not found and options.generation is not None:
         raise nobody_has(options.generation)
     generations = [one for _, one in sorted(found.items())]
-    manifests = manifests_of(tables, generations)
+    manifests = load_manifests(tables, generations)
     plans = []
     for one in generations:
         folder = one.folder

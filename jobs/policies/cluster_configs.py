@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lastkey.jobs.command.config import TopicSettings
-from lastkey.jobs.command.declare import values_of
+from lastkey.jobs.command.declare import declared_values
 from lastkey.jobs.errors import BAD_SETTING, BROKERS_DISAGREE, POLICY_SOURCES
 
 Value = int | float | str
@@ -37,7 +37,7 @@ SYNONYMS: Final[dict[str, tuple[tuple[str, int], ...]]] = {
 }
 # names of topics' and brokers' settings -> the topic's
 SETTING_OF: Final = {name: setting for setting, names in SYNONYMS.items() for name in (setting, *(n for n, _ in names))}
-_OURS: Final = {value.flag: value.default for value in values_of(TopicSettings)}
+_OURS: Final = {value.flag: value.default for value in declared_values(TopicSettings)}
 # Our defaults are Kafka's, but for the retention
 KAFKA_DEFAULTS: Final[dict[str, Value]] = {
     **{name: _OURS[name] for name in SYNONYMS},

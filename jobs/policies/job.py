@@ -169,10 +169,10 @@ def _add_metadata(files: Sequence[MetadataFile], configs: ClusterConfigs) -> tup
     metadata = read_metadata(files)
     image, where = metadata.image, FOLDER
     for topic in image.topics:
-        configs.add(f"topic {topic}", where, configs.topics.setdefault(topic, {}), image.settings_of(TOPIC, topic))
-    configs.add("every broker", where, configs.every_broker, image.settings_of(BROKER, EVERY_BROKER))
+        configs.add(f"topic {topic}", where, configs.topics.setdefault(topic, {}), image.get_settings(TOPIC, topic))
+    configs.add("every broker", where, configs.every_broker, image.get_settings(BROKER, EVERY_BROKER))
     for broker in image.brokers:
-        configs.add(f"broker {broker}", where, configs.broker(broker).dynamic, image.settings_of(BROKER, broker))
+        configs.add(f"broker {broker}", where, configs.broker(broker).dynamic, image.get_settings(BROKER, broker))
     gone = {name for (kind, name), of in image.configs.items() if kind == BROKER and name and of} - image.brokers
     if gone:
         configs.notes.append(f"settings of brokers that are not registered: {', '.join(sorted(gone))}; left out")

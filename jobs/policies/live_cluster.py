@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lastkey.jobs.errors import BAD_COMMAND_CONFIG, NO_CLUSTER
-from lastkey.jobs.live_cluster import admin_client, client_settings, words_of
+from lastkey.jobs.live_cluster import admin_client, client_settings, describe_client_error
 from lastkey.jobs.policies.cluster_configs import ClusterConfigs
 from lastkey.jobs.policies.describe_text import BROKER_LAYER, EVERY_LAYER, ConfigEntry, add_broker, add_topic
 
@@ -26,13 +26,13 @@ def add_live(bootstrap: str, path: str | None, configs: ClusterConfigs) -> None:
             path=path or "--bootstrap-server",
             setting="a value",
             expected="one that the client takes",
-            found=words_of(client, error),
+            found=describe_client_error(client, error),
         ) from None
     try:
         _ask(client, cluster, bootstrap, configs)
     except client.KafkaException as error:
         cluster.poll(0.1)  # calls error_cb
-        found = "; ".join(dict.fromkeys([words_of(client, error), *errors[-1:]]))
+        found = "; ".join(dict.fromkeys([describe_client_error(client, error), *errors[-1:]]))
         raise NO_CLUSTER(path=bootstrap, expected="a cluster that describes its settings", found=found) from None
 
 

@@ -19,10 +19,10 @@ from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.archive.places import Place, check_apart, check_outside
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.options import ReindexOptions
-from lastkey.jobs.command.parse import check_topics, some_of
+from lastkey.jobs.command.parse import abbreviate_names, check_topics
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.command.reporting import counted, tells_io
-from lastkey.jobs.command.stopping import EarlyEndError, result_of
+from lastkey.jobs.command.stopping import EarlyEndError, await_result
 from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.errors import LOG_DIRECTORY_IN_USE, OUTPUT_FULL, UsageError
 from lastkey.jobs.reindex.report import ReindexedPartition, ReindexReport
@@ -69,7 +69,7 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
     report.seconds["list"] = time.perf_counter() - started
     if archive.partitions and not wanted:
         numbers = sorted({partition for _, partition in archive.partitions})
-        there = some_of([str(number) for number in numbers])
+        there = abbreviate_names([str(number) for number in numbers])
         raise UsageError(message=f"--partition: no partition has one of these numbers; there are {there}")
     with locked(_directories(archive.root, wanted)) if target.mode == "in_place" else nullcontext():
         if target.mode == "in_place":
@@ -144,7 +144,7 @@ def _reindex(
                 for p in wave:
                     outcomes = [outcome for _ in p.tasks for outcome in next(results)]
                     folds.append(pool.submit(_finish, target, p, outcomes, options.config))
-                report.partitions = [result_of(fold) for fold in folds]
+                report.partitions = [await_result(fold) for fold in folds]
             made.count(
                 bytes_read=sum(p.bytes_read for p in report.partitions),
                 bytes_written=sum(p.bytes_written for p in report.partitions),

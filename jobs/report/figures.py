@@ -54,7 +54,7 @@ def before_and_after(report: ArchiveReport) -> Plot | None:
         "Size before and after a compaction",
         [name for name, _ in rows],
         series,
-        plots.bytes_of,
+        plots.format_bytes,
         says=f"{counted(len(rows), 'compacted topic')}, largest first: {size(total[1])} now, {size(total[2])} after",
         label="topic",
         stacked=False,
@@ -89,7 +89,7 @@ def dead_by_segment(name: str, profiles: Sequence[PartitionProfile]) -> Plot:
         "Live and dead bytes by segment",
         labels,
         [("live", LIVE, live), ("dead", DEAD, dead)],
-        plots.bytes_of,
+        plots.format_bytes,
         says=f"{counted(len(segments), 'segment')}: {size(sum(live))} live, {size(sum(dead))} dead",
         label="segment (partition: base offset)" if several else "segment (base offset)",
         each="segments",
@@ -116,7 +116,7 @@ def compression(profiles: Sequence[PartitionProfile]) -> Plot | None:
         "Compression by codec",
         [codec for codec, _ in rows],
         series,
-        plots.bytes_of,
+        plots.format_bytes,
         says=said,
         label="codec",
         stacked=False,
@@ -160,7 +160,7 @@ def hot_keys(profiles: Sequence[PartitionProfile]) -> Plot | None:
 
 def history(report: ArchiveReport) -> Plot | None:
     """Plot the bytes before and after each of the last runs."""
-    runs = runs_of(report)[-_RUNS:]
+    runs = committed_runs(report)[-_RUNS:]
     if not runs:
         return None
     return _bars_by_run(
@@ -171,7 +171,7 @@ def history(report: ArchiveReport) -> Plot | None:
             ("before", DEAD, [run.total("bytes_before") for run in runs]),
             ("after", LIVE, [run.total("bytes_after") for run in runs]),
         ],
-        plots.bytes_of,
+        plots.format_bytes,
         "the last runs that committed, all their partitions together",
     )
 
@@ -208,7 +208,7 @@ def yields(made: Yields) -> list[Plot]:
             "Read and written by yield",
             now_ms,
             [("read", OTHER, read), ("written", LIVE, written)],
-            plots.bytes_of,
+            plots.format_bytes,
             f"the last runs: {size(sum(read))} read, {size(sum(written))} written",
         ),
     ]
@@ -234,7 +234,7 @@ def segments_by_age(name: str, made: Yields, topic: str) -> Plot | None:
     )
 
 
-def runs_of(report: ArchiveReport) -> list[JobRun]:
+def committed_runs(report: ArchiveReport) -> list[JobRun]:
     """Return the committed compactions, oldest first; all partitions of a run together."""
     return by_run(row for rows in report.history.values() for row in rows if not row.back_to)
 

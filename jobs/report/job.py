@@ -25,11 +25,11 @@ from lastkey.jobs.compact.plan_inputs import (
 )
 from lastkey.jobs.errors import POLICY_CONTRADICTED, UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport
-from lastkey.jobs.report.several import SeveralArchives, check_distinct, short_names, stores_of
+from lastkey.jobs.report.several import SeveralArchives, check_distinct, match_stores, short_names
 from lastkey.jobs.report.write_page import checked_output, write_page
-from lastkey.jobs.report.yields import yields_of
+from lastkey.jobs.report.yields import collect_yields
 from lastkey.jobs.spark.engine import each
-from lastkey.jobs.store.generations import manifests_of, open_store
+from lastkey.jobs.store.generations import load_manifests, open_store
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import Key, select_topics
 from lastkey.logformat.listing import Segment
@@ -56,13 +56,13 @@ def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
     """Profile the archives and write the page."""
     started = time.perf_counter()
     output = checked_output(options.output, options.archives, options.stores)
-    from lastkey.jobs.report.page import page_of  # noqa: PLC0415 - the plot library takes a second to load
+    from lastkey.jobs.report.page import render_page  # noqa: PLC0415 - the plot library takes a second to load
 
     one = len(options.archives) == 1 and len(options.stores) <= 1
     report = profile_archive(options, progress) if one else profile_archives(options, progress)
     at = time.perf_counter()
     report.output = output
-    write_page(output, page_of(report).encode())
+    write_page(output, render_page(report).encode())
     report.seconds["page"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - started
     return report
@@ -79,7 +79,7 @@ def profile_archives(options: ReportOptions, progress: Progress) -> SeveralArchi
     """Return the report of several archives without its page."""
     uris = [normal_uri(uri) for uri in options.archives]
     check_distinct(uris)
-    stores = stores_of(uris, [normal_uri(uri) for uri in options.stores])
+    stores = match_stores(uris, [normal_uri(uri) for uri in options.stores])
     begun = [_begin(replace(options, archives=uri, stores=stores.get(uri))) for uri in uris]
     parts = {name: one.report for name, one in zip(short_names(uris), begun, strict=True)}
     report = SeveralArchives(", ".join(uris), options.now_ms, ", ".join(stores.values()) or None, parts=parts)
@@ -115,7 +115,7 @@ def _profile(begun: Sequence[_Begun], options: ReportOptions, whole: ArchiveRepo
     known = set().union(*(one.topics for one in begun))
     check_topics(options.topics, known, whole.archive)
     whole.notes += unmatched_tables(options.config.topics, known, options.config.path)
-    plans = [list(plans_of(one, options)) for one in begun]
+    plans = [list(plan_profiles(one, options)) for one in begun]
     together = [plan for of in plans for plan in of]
     at = time.perf_counter()
     sizes = [sum(s.size_bytes for s in p.plan.input.segments) for p in together]
@@ -151,12 +151,12 @@ def _read_store(
         for run in chain
         if run.anew
     ]
-    manifests = manifests_of(state, wanted.values())
-    report.yields = yields_of(state, report.history, manifests)
+    manifests = load_manifests(state, wanted.values())
+    report.yields = collect_yields(state, report.history, manifests)
     return wanted, manifests
 
 
-def plans_of(begun: _Begun, options: ReportOptions) -> Iterable[ProfilePlan]:
+def plan_profiles(begun: _Begun, options: ReportOptions) -> Iterable[ProfilePlan]:
     """Yield the plan of each task; add what is wrong with partitions to the report."""
     report, archive, checkpoints = begun.report, begun.archive, begun.checkpoints
     run = run_context(options.config, report.store or "", report.now_ms, dry_run=True)

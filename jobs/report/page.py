@@ -36,9 +36,9 @@ from lastkey.jobs.report.page_rows import (
     HOT_HEADER,
     LISTED,
     SEGMENT_HEADER,
-    facts_of,
     history_rows,
     hot_rows,
+    partition_facts,
     segment_rows,
 )
 from lastkey.jobs.report.parts import Card, Table
@@ -63,7 +63,7 @@ _TEMPLATES: Final = jinja2.Environment(
 _TEMPLATES.filters["short"] = lambda text: text if isinstance(text, Markup) else plots.short(text, _CELL)  # no link
 
 
-def fragment_of(
+def render_fragment(
     *,
     title: str = "",
     cards: Sequence[Card] = (),
@@ -90,7 +90,7 @@ def rendered(template: str, **values: Any) -> str:
 def report_fragment(report: ArchiveReport) -> str:
     """Return the report for a notebook."""
     rows = [PARTITIONS.cells(p) for p in report.good]
-    return fragment_of(
+    return render_fragment(
         title=report.archive,
         cards=cards(report),
         problems=[str(p) for p in report.problems[:LISTED]],
@@ -102,14 +102,14 @@ def report_fragment(report: ArchiveReport) -> str:
 def partition_fragment(p: PartitionProfile) -> str:
     """Return one partition for a notebook."""
     if p.problem is not None:
-        return fragment_of(title=p.name(), problems=[str(p.problem)])
+        return render_fragment(title=p.name(), problems=[str(p.problem)])
     drawn = [dead_by_segment("segments", [p])]
     if p.times is not None:
         drawn.append(plots.records_by_time("times", p.times))
     more = [tombstones([p]), compression([p]), hot_keys([p])]
-    return fragment_of(
+    return render_fragment(
         title=p.name(),
-        cards=[Card(name, value) for name, value in facts_of(p)],
+        cards=[Card(name, value) for name, value in partition_facts(p)],
         tables=[
             Table("Partition", PARTITIONS.headers(), [PARTITIONS.cells(p)], (1,)),
             Table("Segments", SEGMENT_HEADER, segment_rows(p.segments, LISTED), (7,)),
@@ -118,7 +118,7 @@ def partition_fragment(p: PartitionProfile) -> str:
     )
 
 
-def page_of(report: ArchiveReport) -> str:
+def render_page(report: ArchiveReport) -> str:
     """Return the page."""
     good = report.good
     topics = _topics(good)
@@ -248,7 +248,7 @@ def _topic(
             {
                 "id": ids[p.name()],
                 "name": p.name(),
-                "facts": facts_of(p),
+                "facts": partition_facts(p),
                 "segments": segment_rows(p.segments, allowed),
                 "about": ", ".join(_about(p)),
             }

@@ -8,7 +8,7 @@ from typing import Final
 
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, TextTable, by_rule, count, counted, moment, size
 from lastkey.jobs.report.archive_report import ArchiveReport, saved
-from lastkey.jobs.report.figures import hottest, runs_of
+from lastkey.jobs.report.figures import committed_runs, hottest
 from lastkey.jobs.runs import JobRun
 from lastkey.udfs.report.partition_profile import PartitionProfile, SegmentProfile
 
@@ -31,7 +31,7 @@ HISTORY: Final = TextTable(
 
 def history_rows(report: ArchiveReport) -> list[tuple[str, ...]]:
     """Return rows of HISTORY, newest first."""
-    return [HISTORY.cells(run) for run in reversed(runs_of(report)[-LISTED:])]
+    return [HISTORY.cells(run) for run in reversed(committed_runs(report)[-LISTED:])]
 
 
 def hot_rows(profiles: Sequence[PartitionProfile]) -> list[tuple[str, ...]]:
@@ -42,7 +42,7 @@ def hot_rows(profiles: Sequence[PartitionProfile]) -> list[tuple[str, ...]]:
     ]
 
 
-def facts_of(p: PartitionProfile) -> list[tuple[str, str]]:
+def partition_facts(p: PartitionProfile) -> list[tuple[str, str]]:
     """Return the facts about a partition that are in none of its tables, as (label, value)."""
     out = [("offsets", f"{count(p.log_start_offset)} to {count(p.log_end_offset - 1)}")]
     if p.compacted:

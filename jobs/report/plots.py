@@ -202,7 +202,7 @@ def _bars(bottom: Sequence[float], values: Sequence[float], colour: str, label: 
 
 def _steps(most: float, show: Callable[[float], str]) -> Any:
     """Return the ticks of an axis: round numbers, for bytes powers of two."""
-    if show is bytes_of and most > 4:
+    if show is format_bytes and most > 4:
         return MultipleLocator(2.0 ** max(math.ceil(math.log2(most / 4)), 0))
     return MaxNLocator(4, integer=True)
 
@@ -212,7 +212,7 @@ def number(value: float) -> str:
     return count(round(value))
 
 
-def bytes_of(value: float) -> str:
+def format_bytes(value: float) -> str:
     """Format bytes in the unit that fits."""
     return size(round(value))
 

@@ -85,7 +85,7 @@ def _n_shared(parts: Sequence[Sequence[str]]) -> int:
     return len(list(takewhile(lambda same: len(set(same)) == 1, zip(*parts, strict=False))))
 
 
-def stores_of(archives: Sequence[str], stores: Sequence[str]) -> dict[str, str]:
+def match_stores(archives: Sequence[str], stores: Sequence[str]) -> dict[str, str]:
     """Return the store of each archive that has one of these. UsageError: one serves none of them, or two serve one."""
     found: dict[str, str] = {}
     for store in stores:

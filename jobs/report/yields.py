@@ -68,7 +68,7 @@ class Yields:
         return list(runs.values())
 
 
-def yields_of(
+def collect_yields(
     state: State, history: Mapping[Key, Sequence[RunRow]], manifests: Mapping[Key, Sequence[Segment]]
 ) -> Yields:
     """Return the figures of runs by yield for each partition that has one. history: runs by partition; manifests:
@@ -77,7 +77,7 @@ def yields_of(
     runs = {(key, r.generation_after, r.run_id): r for key, of in history.items() for r in of if not r.back_to}
     scheduled = {at for at, r in runs.items() if json.loads(r.settings or "{}").get("compaction_schedule") == "yield"}
     made = {}
-    for at, rows in state.segments_of(runs).items():
+    for at, rows in state.read_segments(runs).items():
         rewritten = [row for row in rows if row.cleaned and row.expected_dead >= 0]
         kept = [row for row in rows if not row.cleaned and row.deduplicated_through >= 0]
         made[at] = GenerationYield(

@@ -50,7 +50,7 @@ def _current(tables: State, topics: TopicFilter) -> dict[Key, Checkpoint]:
     return current
 
 
-def choose_as_of(tables: State, topics: TopicFilter, at_ms: int, notes: list[str]) -> list[Checkpoint]:
+def choose_at_time(tables: State, topics: TopicFilter, at_ms: int, notes: list[str]) -> list[Checkpoint]:
     """Return the partitions of the wanted topics, each at the generation that was current at a time; note those that
     had none then. Raise NO_GENERATION where it is gone, or where one that is gone may have been current then.
     """
@@ -176,7 +176,7 @@ def check_files(
     if missing:
         has_log = any(path.endswith(f".{names.LOG}") for path in missing)
         raise (MISSING_FILE if has_log else MISSING_SIDE_FILE)(
-            path=some_of(list(dict.fromkeys(missing))),
+            path=abbreviate_paths(list(dict.fromkeys(missing))),
             expected="the files that the generation names",
             found="no such file, or another size",
         )
@@ -189,7 +189,7 @@ def _may_be_ours(name: str) -> bool:
     return name in names.PARTITION_SIDE_FILES or (file is not None and not file.suffix and file.kind != names.LOG)
 
 
-def some_of(paths: Sequence[str]) -> str:
+def abbreviate_paths(paths: Sequence[str]) -> str:
     """Return paths for an error, only the first ones if there are many."""
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     return ", ".join(paths[:_NAMED]) + more

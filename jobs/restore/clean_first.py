@@ -71,11 +71,11 @@ def _with_settings_of_runs(config: Config, tables: State, topics: Collection[str
     rows = (row for key, row in tables.checkpoints().items() if key[0] in topics)
     runs = [commit.run for commit in current_commits(tables.root, rows)]
     last = {run.topic: run for run in sorted(runs, key=lambda run: run.now_ms)}
-    of_runs = {topic: _settings_of(run) for topic, run in last.items() if not config.topic_settings(topic).compacts}
+    of_runs = {topic: _parse_settings(run) for topic, run in last.items() if not config.topic_settings(topic).compacts}
     return replace(config, topics={**of_runs, **config.topics})
 
 
-def _settings_of(run: RunRow) -> dict[str, Any]:
+def _parse_settings(run: RunRow) -> dict[str, Any]:
     known: dict[str, Any] = json.loads(run.settings)
     expires = known["retention_ms"] >= 0 or known["retention_bytes"] >= 0
     policy = ("compact",) * known["compacts"] + ("delete",) * expires

@@ -89,7 +89,7 @@ def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum
     shown = f"{source.uri}/{path}"
     reflinked = source.is_local and target.is_local and _reflink(source, path, target.full(to), size)
     if reflinked:
-        found = checksum_of(target, to, size)
+        found = compute_checksum(target, to, size)
     else:
         with (
             open_file(source, path) as read,
@@ -155,7 +155,7 @@ def _reflink(source: Root, path: str, target: str, size: int) -> bool:
     return True
 
 
-def checksum_of(root: Root, path: str, size: int) -> int:
+def compute_checksum(root: Root, path: str, size: int) -> int:
     """Return the CRC-32C of the first `size` bytes of a file, or of all that it has."""
     found = 0
     with open_file(root, path) as read:

@@ -27,24 +27,24 @@ from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted, size, tells_io
-from lastkey.jobs.command.stopping import result_of
+from lastkey.jobs.command.stopping import await_result
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.errors import BAD_LOG_START, OTHER_FORMAT, RESTORE_FULL, ConflictError, JobError
 from lastkey.jobs.restore.choose_generations import (
+    abbreviate_paths,
     before_resets,
     check_files,
     choose,
-    choose_as_of,
+    choose_at_time,
     list_apart,
-    some_of,
 )
 from lastkey.jobs.restore.clean_first import clean_first
-from lastkey.jobs.restore.copy_files import CreatedFiles, check_checksum, checksum_of, copy_log, copy_small, finish
+from lastkey.jobs.restore.copy_files import CreatedFiles, check_checksum, compute_checksum, copy_log, copy_small, finish
 from lastkey.jobs.restore.left_out import left_out
 from lastkey.jobs.restore.report import TRANSACTION_STATE, RestoredPartition, RestoreReport, advice
 from lastkey.jobs.restore.topic_ids import GivenTopic, is_beyond_topic, read_topic_ids
-from lastkey.jobs.store.generations import manifests_of, open_store
+from lastkey.jobs.store.generations import load_manifests, open_store
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
@@ -92,7 +92,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     report = RestoreReport(output.uri)
     targets = _targets(tables, options, report.notes)
     topic_ids = read_topic_ids(options.topic_ids, {target.topic for target in targets})
-    manifests = manifests_of(tables, targets)
+    manifests = load_manifests(tables, targets)
     archives = _archives(options, targets)
     listed = list_apart(output, archives, options)
     if options.full_clean and (cleaned := clean_first(tables, options, targets, manifests, progress)):
@@ -101,7 +101,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
         report.work = cleaned.work
         report.seconds["clean"] = cleaned.seconds["total"]
         targets = choose(tables, options.topics, None)
-        manifests = manifests_of(tables, targets)
+        manifests = load_manifests(tables, targets)
         archives |= _archives(options, targets)
     side_files = check_files(tables, tables.root, archives, targets, manifests)
     report.notes += before_resets(tables, targets) if options.generation or options.as_of is not None else []
@@ -121,7 +121,7 @@ def _targets(tables: State, options: RestoreOptions, notes: list[str]) -> list[C
     if options.as_of is None:
         targets = choose(tables, options.topics, options.generation)
     else:
-        targets = choose_as_of(tables, options.topics, options.as_of, notes)
+        targets = choose_at_time(tables, options.topics, options.as_of, notes)
     for target in targets:
         if target.log_start_offset > target.next_offset:
             shown = f"{target.name}, generation {target.generation}"
@@ -143,7 +143,7 @@ def _restore(plan: RestorePlan, output: Root, config: Config, progress: Progress
                     for t in plan.targets
                 ]
                 try:
-                    partitions = [result_of(job) for job in jobs]
+                    partitions = [await_result(job) for job in jobs]
                 except BaseException:
                     made.given_up = True  # each thread finishes the file that it copies
                     pool.shutdown(cancel_futures=True)
@@ -165,7 +165,7 @@ def _take_back(made: CreatedFiles, error: BaseException) -> None:
         again.add_note(f"{made.root.uri} still holds part of the output: remove it, and run again")
         raise
     if left:
-        error.add_note(f"left in {made.root.uri}: {some_of(left)}")
+        error.add_note(f"left in {made.root.uri}: {abbreviate_paths(left)}")
     if not isinstance(error, Exception):
         error.add_note("this run removed what it wrote; run again")
 
@@ -321,7 +321,7 @@ def _in_magic_2(source: Root, segment: Segment, output: Root, to: str, formats: 
     try:
         one = convert_log(segment, source, output, to, formats)
     except LogFormatError as error:
-        check_checksum(shown, size_bytes, segment.checksum, checksum_of(source, segment.path, size_bytes))
+        check_checksum(shown, size_bytes, segment.checksum, compute_checksum(source, segment.path, size_bytes))
         raise OTHER_FORMAT(
             path=shown,
             position=error.position,
@@ -332,7 +332,7 @@ def _in_magic_2(source: Root, segment: Segment, output: Root, to: str, formats: 
     return one
 
 
-def checkpoints_of(
+def encode_checkpoints(
     targets: Sequence[Checkpoint], manifests: Mapping[Key, Sequence[Segment]]
 ) -> Iterator[tuple[str, bytes]]:
     """Yield name and bytes of the checkpoints of a log directory that holds these generations."""
@@ -353,7 +353,7 @@ def checkpoints_of(
 
 
 def _write_checkpoints(made: CreatedFiles, plan: RestorePlan) -> None:
-    for name, data in checkpoints_of(plan.targets, plan.manifests):
+    for name, data in encode_checkpoints(plan.targets, plan.manifests):
         write_file(made.root, made.file(name), data)
     # Last: with this file a broker trusts everything above; without it, it checks every segment itself.
     write_file(made.root, made.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())

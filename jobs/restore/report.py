@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lastkey.jobs.command.parse import some_of
+from lastkey.jobs.command.parse import abbreviate_names
 from lastkey.jobs.command.reporting import JobReport, TextTable, count, counted, counts, labelled, size
 
 TRANSACTION_STATE: Final = "__transaction_state"
@@ -100,23 +100,24 @@ def advice(partitions: Sequence[RestoredPartition], topic_ids: str | None) -> It
     stray = "a KRaft broker renames the folder to <partition>.<id>-stray and begins an empty log"
     if nameless := [p.name for p in partitions if p.topic_id is None]:
         yield (
-            f"{counted(len(nameless), 'partition')} without a topic id: {some_of(nameless)}: {stray}; restore again "
-            "with --topic-ids FILE, the text of kafka-topics --describe of its cluster"
+            f"{counted(len(nameless), 'partition')} without a topic id: {abbreviate_names(nameless)}: {stray}; restore "
+            "again with --topic-ids FILE, the text of kafka-topics --describe of its cluster"
         )
     if unnamed := [p.name for p in partitions if topic_ids and p.topic_id and not p.topic_id_is_given]:
         yield (
-            f"{counted(len(unnamed), 'partition')} of topics that {topic_ids} does not name: {some_of(unnamed)}: the "
-            f"topic id is the archive's; if the cluster has no topic with this id, {stray}"
+            f"{counted(len(unnamed), 'partition')} of topics that {topic_ids} does not name: "
+            f"{abbreviate_names(unnamed)}: the topic id is the archive's; if the cluster has no topic with this id, "
+            f"{stray}"
         )
     if beyond := [p.name for p in partitions if p.is_beyond_topic]:
         yield (
-            f"{counted(len(beyond), 'partition')} that the topic does not have by {topic_ids}: {some_of(beyond)}: "
-            f"{stray}; add partitions to the topic before the broker starts"
+            f"{counted(len(beyond), 'partition')} that the topic does not have by {topic_ids}: "
+            f"{abbreviate_names(beyond)}: {stray}; add partitions to the topic before the broker starts"
         )
     if stuck := [p.name for p in partitions if p.ends_in_empty_batch]:
         yield (
-            f"{some_of(stuck)}: a segment ends in a batch without records: brokers before 3.9.2 and 4.0 load such a "
-            "partition for ever (KAFKA-17941), and no transaction begins"
+            f"{abbreviate_names(stuck)}: a segment ends in a batch without records: brokers before 3.9.2 and 4.0 load "
+            "such a partition for ever (KAFKA-17941), and no transaction begins"
         )
 
 

@@ -17,7 +17,7 @@ from py4j.protocol import Py4JJavaError
 from lastkey.jobs.errors import NO_CONNECTOR
 from lastkey.jobs.spark import jars
 from lastkey.jobs.spark.java import classes, java_context
-from lastkey.jobs.spark.running import context_of
+from lastkey.jobs.spark.running import get_spark_context
 from lastkey.jobs.spark.session import java_message
 from lastkey.logformat.storage.hadoop import hadoop_settings
 from lastkey.logformat.storage.locations import canonical
@@ -40,7 +40,7 @@ def connect(spark: SparkSession, uri: str) -> None:
     """Let Spark's own code reach a URI, in Hadoop's spelling. NO_CONNECTOR: it has no file system for it. Of a server
     (Spark Connect) this is unknown.
     """
-    context = context_of(spark)
+    context = get_spark_context(spark)
     if "://" not in uri or context is None:
         return
     scheme = uri.partition("://")[0]

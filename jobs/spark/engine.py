@@ -18,8 +18,8 @@ from lastkey.jobs.command.kinds import Engine
 from lastkey.jobs.command.progress import CountedBytes, Progress
 from lastkey.jobs.command.reporting import JobReport, Work
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.spark.master import local_cores_of
-from lastkey.jobs.spark.running import context_of, running_spark
+from lastkey.jobs.spark.master import count_local_cores
+from lastkey.jobs.spark.running import get_spark_context, running_spark
 from lastkey.jobs.spark.submit import from_environment
 from lastkey.jobs.spark.workers import SparkTasks, StartSpark, Threads, Workers
 from lastkey.logformat.storage.io_counts import limited
@@ -142,14 +142,14 @@ def local_cores() -> int | None:
     driver may be small.
     """
     running = running_spark()
-    context = None if running is None else context_of(running)
+    context = None if running is None else get_spark_context(running)
     if context is not None:
         return int(context.defaultParallelism) if str(context.master).startswith("local") else None
     if running is not None or (user := from_environment()).remote is not None:
         return None
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit knows where
         return None
-    return local_cores_of(user.master or "local[*]")  # None: local-cluster has processes of its own
+    return count_local_cores(user.master or "local[*]")  # None: local-cluster has processes of its own
 
 
 def _started_once(report: WorkLog, progress: Progress, *, brief: bool = True, tables: Sequence[str] = ()) -> StartSpark:

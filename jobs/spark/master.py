@@ -32,7 +32,7 @@ def is_local(user: UserOptions) -> bool:
     return user.remote is None and (user.master or "local").startswith("local")
 
 
-def local_cores_of(master: str) -> int | None:
+def count_local_cores(master: str) -> int | None:
     """Return the number of concurrent tasks of a local master; None: another master."""
     named = _LOCAL.fullmatch(master)
     if named is None:
@@ -53,7 +53,7 @@ def check_master(user: UserOptions) -> None:
             found=f"{found}; for YARN's give the job to Spark's own spark-submit (docs/how-to/cluster.md)"
         )
     master = user.master
-    if master is None or local_cores_of(master) is not None or _OTHER.fullmatch(master):
+    if master is None or count_local_cores(master) is not None or _OTHER.fullmatch(master):
         return
     if not master.startswith(_STANDALONE):
         known = "local, local[N], local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.traceback_utils import SCCallSiteSync
 
 from lastkey.jobs.spark.java import java_context
-from lastkey.jobs.spark.running import context_of
+from lastkey.jobs.spark.running import get_spark_context
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ _TOLD_MS: Final = 2_000
 @contextmanager
 def tagged(spark: SparkSession, name: str, *tags: str) -> Iterator[None]:
     """Give the jobs that this thread starts in the `with` block a name for people, and tags, such as their run's."""
-    context = context_of(spark)
+    context = get_spark_context(spark)
     if context is None:
         ours = (*tags, name.replace(",", ";"))  # no tag holds a comma
         for each in ours:
@@ -75,7 +75,7 @@ def end_jobs(spark: SparkSession, tag: str, working: Sequence[Future[Any]]) -> N
 
 def _cancel(spark: SparkSession, tag: str) -> None:
     with suppress(Exception):  # the JVM or the server may be gone; why the run ends is known already
-        if (context := context_of(spark)) is not None:
+        if (context := get_spark_context(spark)) is not None:
             context.cancelJobsWithTag(tag)
         else:
             spark.interruptTag(tag)
@@ -85,7 +85,7 @@ def await_tasks(spark: SparkSession, tag: str) -> bool:
     """Wait for a run's cancelled tasks to end, and so for their workers, which Spark kills after some 4 seconds. Return
     whether all ended; False too if it is unknown, through Spark Connect.
     """
-    context = context_of(spark)
+    context = get_spark_context(spark)
     if context is None:
         return False
     patience, rest = time.monotonic() + _PATIENCE, threading.Event()
@@ -99,7 +99,7 @@ def await_tasks(spark: SparkSession, tag: str) -> bool:
 
 def count_tasks(spark: SparkSession, tag: str) -> int:
     """Return the number of successful tasks of a tag's jobs; 0 if it is unknown: Connect, an ended JVM."""
-    context = context_of(spark)
+    context = get_spark_context(spark)
     if context is not None:
         with suppress(Exception):  # as above
             # The status store hears of tasks a little later

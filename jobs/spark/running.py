@@ -33,7 +33,7 @@ def running_context() -> SparkContext | None:
     return active
 
 
-def context_of(spark: SparkSession) -> SparkContext | None:
+def get_spark_context(spark: SparkSession) -> SparkContext | None:
     """Return a session's SparkContext; None: Spark Connect has only an address."""
     context: SparkContext | None = getattr(spark, "sparkContext", None)
     return context

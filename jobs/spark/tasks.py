@@ -26,7 +26,7 @@ from pyspark import Accumulator, AccumulatorParam, InheritableThread, SparkConte
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.command.stopping import in_a_thread
 from lastkey.jobs.spark.own_jobs import tagged
-from lastkey.jobs.spark.running import context_of, new_tag
+from lastkey.jobs.spark.running import get_spark_context, new_tag
 from lastkey.logformat.storage.io_counts import count, counted, listening
 
 if TYPE_CHECKING:
@@ -56,18 +56,18 @@ def run_tasks(
     """
     if not items:
         return []
-    tag, context = tag or new_tag(), context_of(spark)
+    tag, context = tag or new_tag(), get_spark_context(spark)
     is_local = context is not None and str(context.master).startswith("local")
     # Executors have logs of their own; on this machine those of workers are on our stderr
     level = _LOG.getEffectiveLevel() if is_local else logging.INFO
     counting: Callable[[T], _CountedResult[R]] = partial(_counted, level, function)
     if context is None:
-        return _told_of(_in_a_thread(lambda: _through_connect(spark, counting, items, watcher), spark, tag, name))
+        return _add_counts(_in_a_thread(lambda: _through_connect(spark, counting, items, watcher), spark, tag, name))
     if not is_local:
         counting = partial(_told, name, counting)
     numbered = context.parallelize(list(enumerate(items)), len(items))  # each task gets only its own item
     if watcher is None:
-        return _told_of(_in_a_thread(numbered.map(lambda one: counting(one[1])).collect, spark, tag, name))
+        return _add_counts(_in_a_thread(numbered.map(lambda one: counting(one[1])).collect, spark, tag, name))
     wants_results = watcher.wants_results
     with _watched(context, len(items), watcher) as (ends, board):
 
@@ -77,7 +77,7 @@ def run_tasks(
             ends.add([(one[0], result[0] if wants_results else None)])
             return result
 
-        return _told_of(_in_a_thread(numbered.map(work).collect, spark, tag, name))
+        return _add_counts(_in_a_thread(numbered.map(work).collect, spark, tag, name))
 
 
 def _counted(level: int, function: Callable[[T], R], item: T) -> _CountedResult[R]:
@@ -99,7 +99,7 @@ def _freeze_imports() -> None:
     gc.freeze()
 
 
-def _told_of(results: list[_CountedResult[R]]) -> list[R]:
+def _add_counts(results: list[_CountedResult[R]]) -> list[R]:
     """Return results of tasks, and add what these counted to what this process counts."""
     for _, counts in results:
         count(**counts)
@@ -123,7 +123,7 @@ def _in_a_thread(collect: Callable[[], list[R]], spark: SparkSession, tag: str, 
         with tagged(spark, name, tag):
             return collect()
 
-    has_pools = context_of(spark) is not None
+    has_pools = get_spark_context(spark) is not None
     # InheritableThread takes the caller's pool along
     return in_a_thread(work, "tasks", InheritableThread if has_pools else threading.Thread)
 
@@ -155,9 +155,9 @@ def _row(item: int, result: object) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def cores_of(spark: SparkSession) -> int:
+def count_cores(spark: SparkSession) -> int:
     """Return the number of concurrent tasks of a session, as far as Spark reports it."""
-    context = context_of(spark)
+    context = get_spark_context(spark)
     if context is not None:
         return int(context.defaultParallelism)
     # Spark Connect tells no figure; a range has as many partitions unless asked for another number
@@ -228,7 +228,7 @@ def watched(
     """Tell `watcher` what tasks read while they work, if they run on this machine; yield the function by which they
     tell.
     """
-    context = context_of(spark)
+    context = get_spark_context(spark)
     if context is None:
         yield partial(_reading, None)
         return
@@ -240,7 +240,7 @@ def session_for_one_job(spark: SparkSession) -> SparkSession:
     """Return a session of the same Spark in which a query is one job, by the Python workers of all other tasks. The
     settings of a session of Spark Connect are the user's.
     """
-    if context_of(spark) is None:
+    if get_spark_context(spark) is None:
         return spark
     alone = spark.newSession()
     alone.conf.set("spark.sql.adaptive.enabled", "false")  # it makes a job of each stage

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.command.reporting import Work
-from lastkey.jobs.command.stopping import results_of
-from lastkey.jobs.spark.running import context_of, new_tag
+from lastkey.jobs.command.stopping import await_results
+from lastkey.jobs.spark.running import get_spark_context, new_tag
 from lastkey.logformat.storage.io_counts import limited, listening
 
 if TYPE_CHECKING:
@@ -74,16 +74,16 @@ class SparkTasks:
         """Return the session; start it if there is none."""
         if self._started is None:
             started = self._start_spark()
-            self._work = _work_of(started)  # now: a JVM that ends after the last task should cost nothing
+            self._work = _describe_work(started)  # now: a JVM that ends after the last task should cost nothing
             self._started = started
         return self._started
 
     @property
     def cores(self) -> int:
         """Tasks that run at once."""
-        from lastkey.jobs.spark.tasks import cores_of  # noqa: PLC0415 - needs pyspark, which threads do without
+        from lastkey.jobs.spark.tasks import count_cores  # noqa: PLC0415 - needs pyspark, which threads do without
 
-        self._cores = self._cores or cores_of(self.start())
+        self._cores = self._cores or count_cores(self.start())
         return self._cores
 
     @contextmanager
@@ -104,7 +104,7 @@ class SparkTasks:
         """Let everything that this thread runs from now on belong to `name`; items of several names take turns. A
         client of Spark Connect cannot.
         """
-        if (context := context_of(self.start())) is not None:
+        if (context := get_spark_context(self.start())) is not None:
             context.setLocalProperty("spark.scheduler.pool", name)
 
     def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
@@ -133,7 +133,7 @@ class SparkTasks:
 
     def count(self, **amounts: int) -> None:
         """Add to the metrics of the application. Do nothing where Spark Connect hides it, or once the JVM has ended."""
-        if self._started is not None and (context := context_of(self._started)) is not None:
+        if self._started is not None and (context := get_spark_context(self._started)) is not None:
             from lastkey.jobs.spark import metrics  # noqa: PLC0415 - as above; and a run without tasks does without too
 
             metrics.add(context, amounts)
@@ -161,8 +161,8 @@ class SparkTasks:
         """Do nothing: Spark is not ours alone."""
 
 
-def _work_of(spark: SparkSession) -> Work:
-    context = context_of(spark)
+def _describe_work(spark: SparkSession) -> Work:
+    context = get_spark_context(spark)
     if context is None:  # the builder's endpoint has no token, as a connection string has
         where: Any = cast(Any, spark).client
         address = getattr(where._builder, "endpoint", where.host)
@@ -242,7 +242,7 @@ class Threads:
         for number in range(len(items)):
             self._began = True
             self._jobs.put(partial(work, number))
-        out = results_of(futures)
+        out = await_results(futures)
         self._wanted.difference_update(futures)
         return out
 

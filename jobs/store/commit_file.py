@@ -47,7 +47,7 @@ class DataFile(NamedTuple):
         return {"add": {**add, "dataChange": True, "stats": self.statistics}}
 
 
-def commit_of(table: str, number: int, actions: Iterable[Mapping[str, Any]], metadata: Mapping[str, str]) -> bytes:
+def encode_commit(table: str, number: int, actions: Iterable[Mapping[str, Any]], metadata: Mapping[str, str]) -> bytes:
     """Return the commit that makes a version of a table by these actions of Delta; metadata: ID, and perhaps MARK."""
     info = {"timestamp": time.time_ns() // 1_000_000, "operation": "WRITE", "operationParameters": {}, **metadata}
     head, *lines = (json.dumps(one, separators=(",", ":")) for one in (info, *actions))
@@ -80,7 +80,7 @@ def _checksum(table: str, number: int, rest: bytes) -> str:
     return f"{google_crc32c.extend(google_crc32c.value(f'{table}/{number}'.encode()), rest):08x}"
 
 
-def sum_of(checkpoint: str) -> str:
+def checksum_name(checkpoint: str) -> str:
     """Return the name of the file with the CRC-32C of a checkpoint of Delta: Parquet's pages need not have one."""
     return f"{checkpoint.partition('.')[0]}.lastkey-crc32c"
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 
 from lastkey.jobs.errors import DAMAGED_TABLE, ConflictError
-from lastkey.jobs.store.commit_file import DataFile, commit_of, created
+from lastkey.jobs.store.commit_file import DataFile, created, encode_commit
 from lastkey.logformat.storage.access_error import in_one_line
 from lastkey.logformat.storage.buckets import delta_place
 from lastkey.udfs.storage import Root, make_folder, put_if_absent
@@ -18,12 +18,12 @@ from lastkey.udfs.storage import Root, make_folder, put_if_absent
 READABLE: Final = "commits and checkpoints that delta-rs can read"
 
 
-def uri_of(root: Root, name: str) -> str:
+def table_uri(root: Root, name: str) -> str:
     """Return the URI of a store's table for delta-rs."""
-    return place_of(root, f"state/{name}")
+    return delta_uri(root, f"state/{name}")
 
 
-def place_of(root: Root, path: str) -> str:
+def delta_uri(root: Root, path: str) -> str:
     """Return the URI of a table below a root for delta-rs."""
     base = f"file://{quote(root.base)}" if root.is_local else delta_place(root.filesystem.bucket, root.base)[0]
     return f"{base}/{path}"
@@ -37,7 +37,7 @@ def storage_options(root: Root) -> dict[str, str] | None:
 def open_table(root: Root, name: str, version: int | None = None) -> DeltaTable:
     """Open a table (None: its newest version) with delta-rs. Raise DAMAGED_TABLE if delta-rs panics."""
     try:
-        return DeltaTable(uri_of(root, name), version, storage_options=storage_options(root))
+        return DeltaTable(table_uri(root, name), version, storage_options=storage_options(root))
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of Rust, at a damaged checkpoint; it cannot be imported
             raise
@@ -55,7 +55,7 @@ def create_table(root: Root, folder: str, schema: pa.Schema, files: Sequence[Dat
     table.
     """
     actions = [*created(Schema.from_arrow(schema).to_json()), *(file.added() for file in files)]
-    commit = commit_of(folder, 0, actions, {})
+    commit = encode_commit(folder, 0, actions, {})
     make_folder(root, log := f"{folder}/_delta_log")
     if not put_if_absent(root, f"{log}/{0:020}.json", commit):
         raise ConflictError(

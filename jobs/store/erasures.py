@@ -24,7 +24,7 @@ from lastkey.jobs.store.rows import Checkpoint
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.names import MAX_OFFSET
-from lastkey.udfs.erased_keys import KEY_ID_BYTES, id_of, read_erased
+from lastkey.udfs.erased_keys import KEY_ID_BYTES, content_id, read_erased
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, flush, flush_all, make_folder, make_private, put_file
 
@@ -47,7 +47,7 @@ def read_key(path: str) -> bytes:
     return key
 
 
-def secret_of(key: bytes) -> tuple[int, int]:
+def derive_secret(key: bytes) -> tuple[int, int]:
     """Return the secret of the digests, which follows from the user's key."""
     low, high = _SECRET.unpack(hmac.digest(key, b"lastkey erasure", "sha256")[: _SECRET.size])
     return low, high
@@ -62,7 +62,7 @@ def write_erasure(store: Root, data: bytes) -> None:
     """Write the file of an erasure, before any generation names it. Keep an existing valid file: the same keys give the
     same file.
     """
-    path = erasure_path(id_of(data))
+    path = erasure_path(content_id(data))
     try:
         read_erased(store, path)
     except LogFormatError:  # none yet, or what a killed run left
@@ -93,7 +93,7 @@ def check_key(store: Root, erasures: Iterable[str], key: bytes) -> None:
             )
 
 
-def bounds_of(row: Checkpoint | None) -> Bounds:
+def parse_bounds(row: Checkpoint | None) -> Bounds:
     """Return the bounds that a generation notes for all logs that the partition had. Bounds noted while the topic id
     was lost belong to the generation's own log, also after a rollback to an earlier generation.
     """
@@ -133,15 +133,15 @@ def in_log(bounds: Bounds, topic_id: str | None, otherwise: int) -> dict[str, in
 
 def searched(row: Checkpoint) -> int:
     """Return the offset below which a generation's log was searched for the keys of any erasure; 0: nowhere."""
-    return max(in_log(bounds_of(row), row.topic_id, 0).values(), default=0)
+    return max(in_log(parse_bounds(row), row.topic_id, 0).values(), default=0)
 
 
 def brought_back(old: Checkpoint, now: Checkpoint) -> str | None:
     """Return an erasure of which a generation may hold records, given the current one; None: it holds none. An erasure
     that only other logs know must have been searched for up to the generation's end.
     """
-    had, end = in_log(bounds_of(old), old.topic_id, -1), old.next_offset
-    wanted = in_log(bounds_of(now), old.topic_id, MAX_OFFSET) if end else {}
+    had, end = in_log(parse_bounds(old), old.topic_id, -1), old.next_offset
+    wanted = in_log(parse_bounds(now), old.topic_id, MAX_OFFSET) if end else {}
     return min((one for one, until in wanted.items() if had.get(one, -1) < min(until, end)), default=None)
 
 

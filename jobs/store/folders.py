@@ -92,7 +92,7 @@ def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
             yield RunFolder(key, *made, below, files, whole, (entry.mtime_ns or 0) / 1e6)
 
 
-def folders_of(store: Root, topic: str, partition: int) -> list[tuple[str, tuple[int, str]]]:
+def list_run_folders(store: Root, topic: str, partition: int) -> list[tuple[str, tuple[int, str]]]:
     """Return the runs' folders of one partition: path below the store, and (generation, run id)."""
     path = partition_folder(topic, partition)
     named = [(str(entry.base_name), parse_run_folder(entry.base_name)) for entry in _entries(store, path, [])]

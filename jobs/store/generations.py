@@ -15,7 +15,7 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import NO_GENERATION, GenerationError, MissingPathError, UsageError
 from lastkey.jobs.store.erasures import check_nothing_comes_back
-from lastkey.jobs.store.folders import folders_of
+from lastkey.jobs.store.folders import list_run_folders
 from lastkey.jobs.store.manifests import other_files, read_manifest
 from lastkey.jobs.store.paths import CHECKPOINTS, COMMITTED, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
@@ -68,7 +68,7 @@ def list_generations(root: Root, row: Checkpoint) -> Iterator[tuple[int, Commit 
     A manifest names its parent, and no other folder of that number is a parent. Where the parent is gone, the next
     older folder that has a file `committed` follows. Costs one listing and a read for each generation.
     """
-    older = ((number, path) for path, (number, _) in folders_of(root, *row.key) if number < row.generation)
+    older = ((number, path) for path, (number, _) in list_run_folders(root, *row.key) if number < row.generation)
     parent = row.generation, row.own_folder
     for number, path in (parent, *sorted(older, reverse=True)):
         if (number, path) != parent and (number >= parent[0] or not exists(root, f"{path}/{COMMITTED}")):
@@ -114,7 +114,7 @@ def readable_at(root: Root, current: Mapping[Key, Checkpoint], generation: int) 
     return found
 
 
-def manifests_of(tables: State, generations: Iterable[Checkpoint]) -> dict[Key, list[Segment]]:
+def load_manifests(tables: State, generations: Iterable[Checkpoint]) -> dict[Key, list[Segment]]:
     """Return the segments of generations, by partition, each list by base offset."""
     return tables.manifests({one.key: (one.generation, one.run_id) for one in generations})
 

@@ -30,7 +30,7 @@ def needed(
     folders: Callable[[str, int], Collection[tuple[str, tuple[int, str]]]],
     now_ms: int,
 ) -> pa.Table:
-    """Return the rows that stay. folders: `folders_of` for a topic and partition."""
+    """Return the rows that stay. folders: `list_run_folders` for a topic and partition."""
     young_ms = now_ms - KEEP_DAYS * 86_400_000
     there = cache(lambda topic, partition: {path for path, _ in folders(topic, partition)})
     is_job = pc.is_null(found["topic"])

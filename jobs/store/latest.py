@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from lastkey.jobs.errors import ConflictError
-from lastkey.jobs.store.delta import place_of, storage_options
+from lastkey.jobs.store.delta import delta_uri, storage_options
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.export.write_files import TOMBSTONE  # of rows to merge: the key goes
 from lastkey.udfs.problem import Problem
@@ -60,10 +60,10 @@ class Changed:
     deleted: int = 0
 
 
-def stand_of(root: Root, topic: str) -> Stand | Problem:
+def read_table_offsets(root: Root, topic: str) -> Stand | Problem:
     """Return the offsets of a topic's table; an empty Stand if there is none; a Problem if they are unknown."""
     try:
-        table = DeltaTable(place_of(root, topic), storage_options=storage_options(root))
+        table = DeltaTable(delta_uri(root, topic), storage_options=storage_options(root))
     except TableNotFoundError:
         return Stand()
     for commit in table.history():  # the newest first
@@ -97,7 +97,7 @@ def _foreign(root: Root, topic: str, found: str) -> Problem:
 def alone(root: Root, topic: str, before: Stand) -> Iterator[None]:
     """Raise ConflictError if another run commits meanwhile, or has since this one read the table's offsets."""
     place, expected = f"{root.uri}/{topic}", "no other run on this table"
-    now = stand_of(root, topic)
+    now = read_table_offsets(root, topic)
     if not isinstance(now, Stand) or now.run != before.run:
         raise ConflictError(path=place, expected=expected, found="a newer commit")
     try:
@@ -108,7 +108,7 @@ def alone(root: Root, topic: str, before: Stand) -> Iterator[None]:
 
 def _make_sure(spark: SparkSession, root: Root, topic: str, uri: str, stand: Stand) -> None:
     """Commit the offsets alone if no row changed, for then Delta has committed nothing."""
-    made = stand_of(root, topic)
+    made = read_table_offsets(root, topic)
     if not isinstance(made, Stand) or made.run != stand.run:
         with _said_by_commits(spark, stand):
             spark.sql(f"ALTER TABLE delta.`{uri}` SET TBLPROPERTIES ('lastkey.run' = '{stand.run}')")
@@ -149,14 +149,14 @@ def merge(root: Root, topic: str, rows: DataFrame, uri: str, key: Sequence[str],
     return Changed(done["num_inserted_rows"], done["num_updated_rows"], done["num_deleted_rows"])
 
 
-def files_of(spark: SparkSession, schema: pa.Schema, uris: Sequence[str]) -> DataFrame:
+def read_parquet_files(spark: SparkSession, schema: pa.Schema, uris: Sequence[str]) -> DataFrame:
     """Return the rows of Parquet files, of which there may be none. Brackets in a path are no pattern."""
     if not uris:
         return spark.createDataFrame(schema.empty_table())
     return spark.read.schema(from_arrow_schema(schema)).option("__globPaths__", "false").parquet(*uris)
 
 
-def rows_of(spark: SparkSession, uri: str) -> DataFrame:
+def read_table(spark: SparkSession, uri: str) -> DataFrame:
     """Return the rows of a table."""
     return spark.read.format("delta").load(uri)
 

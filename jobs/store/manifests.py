@@ -55,10 +55,10 @@ def from_json(data: bytes, path: str) -> Commit:
             raise BAD_MANIFEST(path=path, expected=f"CRC-32C {told['crc32c']}", found=_checksum(generation))
         state = generation["partition_state"]
         commit = Commit(
-            checkpoint=rows.row_of(Checkpoint, generation["checkpoint"]),
-            segments=[rows.segment_of(row) for row in generation["segments"]],
-            run=rows.row_of(RunRow, generation["run"]),
-            partition_state=state and rows.row_of(PartitionState, state),
+            checkpoint=rows.parse_row(Checkpoint, generation["checkpoint"]),
+            segments=[rows.parse_segment(row) for row in generation["segments"]],
+            run=rows.parse_row(RunRow, generation["run"]),
+            partition_state=state and rows.parse_row(PartitionState, state),
         )
         rows.to_arrow(RunRow, [commit.run])  # raises for values that the tables cannot hold
         rows.to_checkpoints([commit])

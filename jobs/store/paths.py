@@ -73,6 +73,6 @@ def parse_run_folder(name: str) -> tuple[int, str] | None:
     return None if _RUN_FOLDER.fullmatch(name) is None else (int(generation), run_id)
 
 
-def run_id_of(folder: str) -> str:
+def parse_run_id(folder: str) -> str:
     """Return the run id from the path of a generation's folder."""
     return folder.rpartition("/")[2].partition("-")[2]

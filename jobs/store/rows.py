@@ -433,8 +433,8 @@ def segment_rows(commit: Commit) -> list[dict[str, Any]]:
     return [of | manifest_row(segment) for segment in commit.segments]
 
 
-def segment_of(entry: Mapping[str, Any]) -> Segment:
-    """Return the segment of a row, as `row_of` does. Raise KeyError for a column that every version has written."""
+def parse_segment(entry: Mapping[str, Any]) -> Segment:
+    """Return the segment of a row, as `parse_row` does. Raise KeyError for a column that every version has written."""
     given = {
         name: entry[name] for name in SEGMENT_COLUMNS if name not in _DEAD and (name in entry or name in _REQUIRED)
     }
@@ -448,7 +448,7 @@ def manifests_in(found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segme
     for row in found.select([*_OF_GENERATION, "segments"]).to_pylist():
         run = ((row["topic"], row["partition"]), row["generation"], row["run_id"])
         if run in runs:
-            manifests[run] = [segment_of(segment) for segment in row["segments"]]
+            manifests[run] = [parse_segment(segment) for segment in row["segments"]]
     return manifests
 
 
@@ -466,20 +466,20 @@ def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:
     rows that are older than it, takes its default.
     """
     names = [f.name for f in dataclasses.fields(kind) if f.name in table.column_names]
-    return [row_of(kind, row) for row in table.select(names).to_pylist()]
+    return [parse_row(kind, row) for row in table.select(names).to_pylist()]
 
 
-def row_of(kind: type[Row], values: Mapping[str, Any]) -> Row:
+def parse_row(kind: type[Row], values: Mapping[str, Any]) -> Row:
     """Return a row from the values in a table or file. A column that is missing or null, as in older rows, takes its
     default; columns of newer versions are ignored.
     """
-    columns, missing = _columns_of(kind).items(), dataclasses.MISSING
+    columns, missing = _column_defaults(kind).items(), dataclasses.MISSING
     return kind(
         **{c: values[c] for c, default in columns if c in values and (values[c] is not None or default is missing)}
     )
 
 
 @cache
-def _columns_of(kind: type) -> dict[str, Any]:
+def _column_defaults(kind: type) -> dict[str, Any]:
     """Return the columns of a kind of rows, with their defaults: dataclasses lists them again for each row."""
     return {f.name: f.default for f in dataclasses.fields(kind) if f.init}

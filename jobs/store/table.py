@@ -52,11 +52,11 @@ from lastkey.jobs.store.commit_file import (
     WRITER,
     DataFile,
     check_name,
-    commit_of,
+    checksum_name,
     created,
+    encode_commit,
     is_whole,
     sum_line,
-    sum_of,
 )
 from lastkey.jobs.store.delta import READABLE, open_table
 from lastkey.jobs.store.old_versions import forget
@@ -167,9 +167,9 @@ def _checked_log(root: Root, name: str) -> list[int]:
     numbers = sorted(int(found[:20]) for found in names if COMMIT.fullmatch(found))
     newest = max(filter(CHECKPOINT.fullmatch, names), default="")
     with contextlib.suppress(FileNotFoundError):  # another process has deleted old files since, or has yet to put some
-        if newest and sum_of(newest) in names:  # else another writer, or an older version, has made it
-            said = _bytes_of(root, f"{log}/{sum_of(newest)}")
-            if said.strip() != sum_line(_bytes_of(root, f"{log}/{newest}")).strip():
+        if newest and checksum_name(newest) in names:  # else another writer, or an older version, has made it
+            said = _read_bytes(root, f"{log}/{checksum_name(newest)}")
+            if said.strip() != sum_line(_read_bytes(root, f"{log}/{newest}")).strip():
                 raise _damaged_log(root, f"{log}/{newest}", "a checkpoint")
     since = int(newest[:20]) if newest else -1
     for number in numbers:
@@ -205,7 +205,7 @@ def rows(
 def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
     full = f"{version.folder}/{path}"
     with _as_damage(version.root, full, FileNotFoundError):  # any other is the file system's
-        data = _bytes_of(version.root, full)
+        data = _read_bytes(version.root, full)
     with _as_damage(version.root, full, pa.ArrowException, OSError):
         check_name(path, data)
         parquet = pq.ParquetFile(pa.BufferReader(data))
@@ -229,7 +229,7 @@ def _as_damage(root: Root, path: str, *kinds: type[Exception]) -> Iterator[None]
         raise DAMAGED_TABLE(path=f"{root.uri}/{path}", expected="the rows of a table", found=found) from error
 
 
-def _bytes_of(root: Root, path: str) -> bytes:
+def _read_bytes(root: Root, path: str) -> bytes:
     """Read a file in one request, not one a column. Raise FileSystemError if closing fails: Arrow sets no errno."""
     try:
         opened = root.filesystem.open_input_file(root.full(path)) if root.is_local else open_file(root, path)
@@ -406,7 +406,7 @@ def _commit(version: Version, schema: pa.Schema, added: list[DataFile], change: 
     for path in change.removed:
         actions.append({"remove": {"path": quote(path), "deletionTimestamp": now_ms, "dataChange": True}})
     number = version.number + 1
-    commit = commit_of(version.name, number, actions, {ID: own, **change.metadata})
+    commit = encode_commit(version.name, number, actions, {ID: own, **change.metadata})
     path = _commit_path(version.name, number)
     if not put_if_absent(version.root, path, commit):
         raise FileExistsError(errno.EEXIST, "another commit of this version", f"{version.root.uri}/{path}")
@@ -457,8 +457,8 @@ def checkpoint(root: Root, name: str, number: int) -> None:
             if COMMIT.fullmatch(found) or CHECKPOINT.fullmatch(found):
                 os.link(root.full(f"{log}/{found}"), root.full(f"state/{copy}/_delta_log/{found}"))
         open_table(root, copy, number).create_checkpoint()
-        data = _bytes_of(root, f"state/{copy}/_delta_log/{made}")
+        data = _read_bytes(root, f"state/{copy}/_delta_log/{made}")
     finally:
         shutil.rmtree(root.full(f"state/{copy}"), ignore_errors=True)
-    if put_if_absent(root, f"{log}/{sum_of(made)}", sum_line(data)):
+    if put_if_absent(root, f"{log}/{checksum_name(made)}", sum_line(data)):
         put_if_absent(root, f"{log}/{made}", data)

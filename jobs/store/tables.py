@@ -76,14 +76,16 @@ class State:
     def states(self) -> dict[Key, PartitionState]:
         """Return the state of every partition."""
         found = self.checkpoint_rows().select([*KEY_COLUMNS, "partition_state"]).to_pylist()
-        states = [rows.row_of(PartitionState, row | row["partition_state"]) for row in found if row["partition_state"]]
+        states = [
+            rows.parse_row(PartitionState, row | row["partition_state"]) for row in found if row["partition_state"]
+        ]
         return {(row.topic, row.partition): row for row in states}
 
     def manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
         """Return the segments of many partitions' (generation, run id), each list by base offset. Raise
         NO_GENERATION if those of a partition are not known any more.
         """
-        runs = self.segments_of([(key, *run) for key, run in wanted.items()])
+        runs = self.read_segments([(key, *run) for key, run in wanted.items()])
         found = {run[0]: segments for run, segments in runs.items()}
         for key in wanted.keys() - found.keys():
             raise NO_GENERATION(
@@ -93,7 +95,7 @@ class State:
             )  # fmt: skip
         return found
 
-    def segments_of(self, runs: Collection[Run]) -> dict[Run, list[Segment]]:
+    def read_segments(self, runs: Collection[Run]) -> dict[Run, list[Segment]]:
         """Return the segments of runs, committed or not, by base offset: from the checkpoints, else from the manifests
         in their folders. Runs whose manifest is gone or damaged are left out.
         """

@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError
 from lastkey.jobs.errors import DAMAGED_TABLE, ConflictError
 from lastkey.jobs.store import history, rows, table
 from lastkey.jobs.store.commit_file import MARK
-from lastkey.jobs.store.folders import folders_of
+from lastkey.jobs.store.folders import list_run_folders
 from lastkey.jobs.store.manifests import say_committed, write_committed
 from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, STATES, TABLES, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, JobRow, PartitionState
@@ -70,7 +70,7 @@ def _appended(state: State, new: pa.Table, version: Version) -> Change:
     if len(files) < _MOST_FILES:
         return Change(added=table.in_files(new))
     found = table.rows(version, new.schema).drop_columns([table.FILE])
-    needed = history.needed(found, state.checkpoints(), partial(folders_of, state.root), state.now_ms())
+    needed = history.needed(found, state.checkpoints(), partial(list_run_folders, state.root), state.now_ms())
     return Change(added=[pa.concat_tables([needed, new])], removed=files)
 
 

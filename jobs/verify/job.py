@@ -23,7 +23,7 @@ from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import (
     checkpoint_at,
     list_generations,
-    manifests_of,
+    load_manifests,
     nobody_has,
     open_store,
 )
@@ -120,10 +120,10 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
     checkpoints = select_topics(options.topics, current)
     commits = _commits(options, store, checkpoints, report)
-    manifests = manifests_of(tables, (commit.checkpoint for commit in commits.values()))
+    manifests = load_manifests(tables, (commit.checkpoint for commit in commits.values()))
     parents = read_manifests(store, [commit.parent for commit in commits.values() if not commit.run.anew])
     runs = {key: commit.run for key, commit in commits.items()}
-    uris = {_archive_of(options, r) for r in runs.values()}
+    uris = {_choose_archive(options, r) for r in runs.values()}
     archives = {uri: _archive_now(uri, options, report) for uri in sorted(uris)}
     report.seconds["state"] = time.perf_counter() - at
     plans = []
@@ -133,7 +133,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
                 f"{key[0]}-{key[1]}: generation {run.generation_after} started over (--reset); compared with the "
                 f"archive that it was made from, not with generation {run.generation_before}"
             )
-        uri = _archive_of(options, run)
+        uri = _choose_archive(options, run)
         plans.append(
             plan_generation(
                 run,
@@ -188,7 +188,7 @@ def _commits(
     return {key: commit for key, commit in found.items() if isinstance(commit, Commit)}
 
 
-def _archive_of(options: VerifyOptions, run: RunRow) -> str:
+def _choose_archive(options: VerifyOptions, run: RunRow) -> str:
     if options.archive_moved is None:
         return run.archive_uri
     return same_kind(normal_uri(options.archive_moved), run.archive_uri)

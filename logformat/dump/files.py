@@ -29,7 +29,7 @@ from lastkey.logformat.dump.findings import DumpFindings
 from lastkey.logformat.dump.indexes import IndexFindings
 from lastkey.logformat.dump.log import LogFindings, LogOptions, log_lines
 from lastkey.logformat.errors import LogFormatError, readable, stopped, without_frames
-from lastkey.logformat.primitives.java_text import bytes_of
+from lastkey.logformat.primitives.java_text import joined_bytes
 from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.small_files import read_small_file
 from lastkey.logformat.storage.locations import canonical, locate, text_entries
@@ -83,7 +83,7 @@ def list_files(
         if others and ignored is not None:
             ignored.append(f"{given}: {others:,} files and folders whose names are not UTF-8")
         for info in sorted(infos, key=lambda info: info.path):
-            if info.type == pafs.FileType.File and kind_of(info.path) is not None:
+            if info.type == pafs.FileType.File and file_kind(info.path) is not None:
                 shown = given.rstrip("/") + info.path[len(path.rstrip("/")) :]
                 yield DumpFile(found, info.path, shown, info.size, named=False)
 
@@ -96,10 +96,10 @@ def asked_for(files: Sequence[DumpFile], options: DumpOptions) -> list[DumpFile]
     """
     wanted = options.log.wanted
     if options.verify_index_only:
-        return [file for file in files if file.named or kind_of(file.path) in (names.INDEX, names.TIME_INDEX)]
+        return [file for file in files if file.named or file_kind(file.path) in (names.INDEX, names.TIME_INDEX)]
     if wanted.everything:
         return list(files)
-    logs = [file for file in files if not file.named and kind_of(file.path) == names.LOG]
+    logs = [file for file in files if not file.named and file_kind(file.path) == names.LOG]
     ends = {}
     for file, after in itertools.pairwise(logs):
         if file.path.rpartition("/")[0] == after.path.rpartition("/")[0]:
@@ -109,7 +109,7 @@ def asked_for(files: Sequence[DumpFile], options: DumpOptions) -> list[DumpFile]
         for file in files
         if file.named
         or (
-            kind_of(file.path) == names.LOG
+            file_kind(file.path) == names.LOG
             and _base(file.path, 0) < wanted.end_offset
             and ends.get(file.path, NO_END) > wanted.start_offset
         )
@@ -121,7 +121,7 @@ def _base(path: str, unknown: int = NO_END) -> int:
     return unknown if file is None else file.base
 
 
-def kind_of(path: str) -> str | None:
+def file_kind(path: str) -> str | None:
     """Return a file's kind by its name: one of names.KINDS, "checkpoint" (KRaft's), or a text checkpoint's name."""
     name = path.rpartition("/")[2]
     if name in (names.LEADER_EPOCH_CHECKPOINT, *names.OFFSET_CHECKPOINTS):
@@ -160,11 +160,11 @@ def _file(file: DumpFile, options: DumpOptions, findings: DumpFindings) -> Itera
 
 def _as_bytes(lines: Any) -> memoryview:
     """Return the lines of a pa.StringArray as bytes, with line ends."""
-    return bytes_of(pc.binary_join_element_wise(lines, "\n", "")) if len(lines) else memoryview(b"")
+    return joined_bytes(pc.binary_join_element_wise(lines, "\n", "")) if len(lines) else memoryview(b"")
 
 
 def _file_lines(file: DumpFile, options: DumpOptions, findings: DumpFindings) -> Iterator[Any]:
-    kind, shown, path = kind_of(file.path), file.shown, file.located
+    kind, shown, path = file_kind(file.path), file.shown, file.located
     if kind in (names.LOG, _CHECKPOINT_SUFFIX):
         yield from _log_file(file, kind, options, findings)
     elif kind in (names.INDEX, names.TIME_INDEX):
@@ -176,7 +176,7 @@ def _file_lines(file: DumpFile, options: DumpOptions, findings: DumpFindings) ->
         if kind == names.SNAPSHOT:
             entries = producer_snapshot.read(data, path)
             columns = text.snapshot_columns(entries) if options.as_json else {}
-            yield json_of(shown, "producer", columns) if options.as_json else text.snapshot_lines(entries)
+            yield format_json(shown, "producer", columns) if options.as_json else text.snapshot_lines(entries)
         elif kind == names.TXN_INDEX:
             yield _entries(shown, "abortedTxn", dump_indexes.transaction_index_columns(data, path), options)
         elif kind == names.LEADER_EPOCH_CHECKPOINT:
@@ -185,13 +185,13 @@ def _file_lines(file: DumpFile, options: DumpOptions, findings: DumpFindings) ->
             yield _entries(shown, kind, dump_indexes.offset_checkpoint_columns(data, path), options)
 
 
-def json_of(shown: str, kind: str, columns: Mapping[str, Any]) -> Any:
+def format_json(shown: str, kind: str, columns: Mapping[str, Any]) -> Any:
     """Return entries as JSON objects, each with its file and type."""
     return text.json_lines({"file": shown, "type": kind, **columns})
 
 
 def _entries(shown: str, kind: str, columns: Mapping[str, Any], options: DumpOptions) -> Any:
-    return json_of(shown, kind, columns) if options.as_json else text.field_lines(columns)
+    return format_json(shown, kind, columns) if options.as_json else text.field_lines(columns)
 
 
 def _said(line: str, options: DumpOptions) -> Iterator[Any]:
@@ -263,16 +263,16 @@ def _index_file(file: DumpFile, kind: str, options: DumpOptions, findings: DumpF
         return
     is_offset = kind == names.INDEX
     columns_of = dump_indexes.offset_index_columns if is_offset else dump_indexes.time_index_columns
-    with _log_of(file, of) as log:
+    with _open_log(file, of) as log:
         columns = columns_of(data, base, path, log, of, file.max_batch_bytes)
     if not options.verify_index_only:
         yield _entries(shown, "offsetIndex" if is_offset else "timeIndex", columns, options)
     elif options.as_json:  # the tool's lines about them come at the end, on stderr
-        yield from (json_of(shown, kind, found) for kind, found in of.contradictions())
+        yield from (format_json(shown, kind, found) for kind, found in of.contradictions())
 
 
 @contextmanager
-def _log_of(file: DumpFile, findings: IndexFindings) -> Iterator[Any]:
+def _open_log(file: DumpFile, findings: IndexFindings) -> Iterator[Any]:
     """Open the `.log` beside an index. If there is none, report a problem and yield None."""
     log, shown = (f"{path.rpartition('.')[0]}.{names.LOG}" for path in (file.path, file.located))
     if file.filesystem.get_file_info(log).type != pafs.FileType.File:

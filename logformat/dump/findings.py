@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lastkey.logformat.dump.indexes import IndexFindings, Pairs
 from lastkey.logformat.dump.log import LogFindings
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.primitives.java_text import bytes_of
+from lastkey.logformat.primitives.java_text import joined_bytes
 
 _LINES: Final = 1 << 16  # of findings, made at once
 
@@ -109,4 +109,4 @@ def _lines(form: str, pairs: NDArray[np.int64]) -> Iterator[str]:
     for first in range(0, len(pairs), _LINES):
         left, right = (pa.array(column).cast(pa.string()) for column in pairs[first : first + _LINES].T)
         lines = pc.binary_join_element_wise(head, left, middle, right, f"{tail}\n", "")
-        yield bytes(bytes_of(lines)).decode()
+        yield bytes(joined_bytes(lines)).decode()

@@ -146,7 +146,7 @@ def _largest_timestamps(
     ends, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     reader = LogReader(max_batch_bytes=max_batch_bytes)
     try:
-        for chunk in reader.chunks(_log_of(log, path), check_crc=False):
+        for chunk in reader.chunks(_open_log(log, path), check_crc=False):
             ends.append(chunk.batches["last_offset"].copy())
             largest = np.full(len(chunk.batches), NO_TIMESTAMP)
             times.append(largest)
@@ -198,7 +198,7 @@ def _whole(data: bytes, entry: int, path: str, findings: IndexFindings) -> bytes
     return data[: len(data) - torn]
 
 
-def _log_of(file: Any, path: str) -> LogFile:
+def _open_log(file: Any, path: str) -> LogFile:
     """Return the open `.log` beside an index; path: of the index, as everywhere in this module."""
     return LogFile.opened(file, f"{path.rpartition('.')[0]}.{LOG}")
 
@@ -207,7 +207,7 @@ def _headers(log: Any, path: str, findings: IndexFindings, max_batch_bytes: int)
     """Return BATCH[n] of the whole log, as far as it can be read."""
     rows, reader = [np.empty(0, BATCH)], LogReader(max_batch_bytes=max_batch_bytes)
     try:
-        for chunk in reader.chunks(_log_of(log, path), check_crc=False):
+        for chunk in reader.chunks(_open_log(log, path), check_crc=False):
             rows.append(chunk.batches.copy())
     except LogFormatError as error:
         findings.problems.append(error)

@@ -34,7 +34,7 @@ from lastkey.logformat.messages.integers import MessageError
 from lastkey.logformat.messages.reader import reader
 from lastkey.logformat.messages.table import versions_of
 from lastkey.logformat.primitives.binary_arrays import spans_of
-from lastkey.logformat.primitives.java_text import rewritten, text_of
+from lastkey.logformat.primitives.java_text import decode_text, rewritten
 from lastkey.logformat.primitives.text_kernels import escape_json
 
 _VERSION: Final = struct.Struct(">h")
@@ -74,7 +74,7 @@ def _text(part: Any) -> Any:
     return array if pa.types.is_string(array.type) else array.cast(pa.string())
 
 
-def names_of(names: tuple[str, ...], numbers: NDArray[Any]) -> Any:
+def look_up_names(names: tuple[str, ...], numbers: NDArray[Any]) -> Any:
     """Return pa.StringArray, the name of each number; every number must have one."""
     return pa.array(names).take(pa.array(np.ascontiguousarray(numbers, np.int64)))
 
@@ -89,14 +89,14 @@ _CONTROL_TYPES: Final = ("ABORT", "COMMIT", "LEADER_CHANGE", "SNAPSHOT_HEADER", 
                          "KRAFT_VOTERS")  # fmt: skip
 
 
-def markers_of(records: Any) -> tuple[Any, Any]:
+def read_markers(records: Any) -> tuple[Any, Any]:
     """Return each record's control type by name, and its coordinator's epoch; null where there is none."""
     control = np.asarray(records.column("control"))
     kinds, _ = _number_at(records.column("key"), 2, ">i2")
     epochs, known = _number_at(records.column("value"), 2, ">i4")
     marker = control & (kinds >= 0) & (kinds < len(END_TXN_MARKERS))
     number = np.minimum(np.where(kinds < 0, len(_CONTROL_TYPES), kinds), len(_CONTROL_TYPES))
-    names = names_of((*_CONTROL_TYPES, "UNKNOWN"), number)
+    names = look_up_names((*_CONTROL_TYPES, "UNKNOWN"), number)
     said = pc.if_else(pa.array(marker), names, joined(names, "(", kinds, ")"))
     return pc.if_else(pa.array(control), said, None), pa.array(epochs, pa.int32(), mask=~(marker & known))
 
@@ -114,7 +114,7 @@ def _number_at(values: Any, first: int, kind: str) -> tuple[NDArray[np.int64], N
 
 def control_text(records: Any) -> Any:
     """Return the text after the line of each control record; for other records it means nothing."""
-    kind, epoch = markers_of(records)
+    kind, epoch = read_markers(records)
     marker = joined(" endTxnMarker: ", pc.fill_null(kind, ""), " coordinatorEpoch: ", pc.fill_null(epoch, -1))
     other = pc.coalesce(_kraft_records(records), joined(" controlType: ", pc.fill_null(kind, "")))
     return pc.if_else(pc.is_valid(epoch), marker, other)
@@ -155,9 +155,9 @@ def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
     of_v2 = joined(*parts)
     first = of_v2 if v2.all() else pc.if_else(pa.array(v2), of_v2, joined("offset: ", b["last_offset"]))
     shown = (
-        first, " position: ", b["position"], " ", names_of(TIMESTAMP_TYPES, _timestamp_type(b) + 1), ": ",
-        b["max_timestamp"], " size: ", b["size"], " magic: ", b["magic"],
-        " compresscodec: ", names_of(CODEC_NAMES, attributes & CODEC_MASK), " crc: ", b["crc"], " isvalid: ", valid,
+        first, " position: ", b["position"], " ", look_up_names(TIMESTAMP_TYPES, _timestamp_type(b) + 1), ": ",
+        b["max_timestamp"], " size: ", b["size"], " magic: ", b["magic"], " compresscodec: ",
+        look_up_names(CODEC_NAMES, attributes & CODEC_MASK), " crc: ", b["crc"], " isvalid: ", valid,
     )  # fmt: skip
     return joined(*shown)
 
@@ -222,7 +222,7 @@ def record_lines(
         v2 = pc.greater_equal(records.column("magic"), 2)
         kind = np.asarray(records.column("timestampType"))
         parts += [
-            "| offset: ", records.column("offset"), " ", names_of(TIMESTAMP_TYPES, kind + 1), ": ",
+            "| offset: ", records.column("offset"), " ", look_up_names(TIMESTAMP_TYPES, kind + 1), ": ",
             records.column("timestamp_ms"), " keySize: ", _size(records, "key"),
             " valueSize: ", _size(records, "value"),
         ]  # fmt: skip
@@ -287,9 +287,9 @@ def batch_columns(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> dict[s
         "producerEpoch": b["producer_epoch"], "partitionLeaderEpoch": b["partition_leader_epoch"],
         "isTransactional": attributes & TRANSACTIONAL_MASK != 0, "isControl": attributes & CONTROL_MASK != 0,
         "deleteHorizonMs": pa.array(b["base_timestamp"], mask=attributes & DELETE_HORIZON_MASK == 0),
-        "position": b["position"], "timestampType": names_of(TIMESTAMP_TYPES, _timestamp_type(b) + 1),
+        "position": b["position"], "timestampType": look_up_names(TIMESTAMP_TYPES, _timestamp_type(b) + 1),
         "maxTimestamp": b["max_timestamp"], "size": b["size"], "magic": b["magic"],
-        "compresscodec": names_of(CODEC_NAMES, attributes & CODEC_MASK), "crc": b["crc"], "isvalid": valid,
+        "compresscodec": look_up_names(CODEC_NAMES, attributes & CODEC_MASK), "crc": b["crc"], "isvalid": valid,
     }  # fmt: skip
 
 
@@ -298,10 +298,10 @@ def record_columns(records: Any, key: Any = None, payload: Any = None) -> dict[s
 
     Control records have their type and coordinator epoch. With a key or payload the values of headers are included.
     """
-    kind, epoch = markers_of(records)
+    kind, epoch = read_markers(records)
     out = {
         "type": "record", "offset": records.column("offset"),
-        "timestampType": names_of(TIMESTAMP_TYPES, np.asarray(records.column("timestampType")) + 1),
+        "timestampType": look_up_names(TIMESTAMP_TYPES, np.asarray(records.column("timestampType")) + 1),
         "timestamp": records.column("timestamp_ms"), "keySize": _size(records, "key"),
         "valueSize": _size(records, "value"), "sequence": records.column("sequence"),
         "headerKeys": _header_key_lists(records), "controlType": kind, "coordinatorEpoch": epoch,
@@ -339,7 +339,7 @@ def _headers(records: Any) -> Any:
     """Return list<struct<key: string, value: string>>[n] of each record's headers, empty if it has none."""
     headers = records.column("headers")
     values = headers.values
-    pairs = pa.StructArray.from_arrays([values.field("key"), text_of(values.field("value"))], ["key", "value"])
+    pairs = pa.StructArray.from_arrays([values.field("key"), decode_text(values.field("value"))], ["key", "value"])
     return pa.ListArray.from_arrays(pa.array(np.asarray(headers.offsets), pa.int32()), pairs)
 
 

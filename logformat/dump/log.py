@@ -33,7 +33,7 @@ from lastkey.logformat.dump.lines import (
 )
 from lastkey.logformat.errors import LogFormatError, without_frames
 from lastkey.logformat.layout import CODEC_MASK, LOG_OVERHEAD, MIN_LEGACY_SIZE
-from lastkey.logformat.primitives.java_text import text_of
+from lastkey.logformat.primitives.java_text import decode_text
 from lastkey.logformat.schemas import RECORDS, select
 from lastkey.logformat.storage.regular_files import LogFile
 
@@ -43,7 +43,7 @@ Decoder = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 def as_strings(keys: Any, values: Any, offsets: Any) -> tuple[Any, Any]:
     """Decode keys and values as UTF-8, as Kafka's StringDecoder does."""
-    return text_of(keys), text_of(values)
+    return decode_text(keys), decode_text(values)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def _signed(number: int) -> int:
     return (number + 2**31) % 2**32 - 2**31
 
 
-def end_of(data: bytes, at: int, size: int) -> int:
+def checked_end(data: bytes, at: int, size: int) -> int:
     """Return the end of `size` bytes from `at` on. Raise MessageError if they are not all there."""
     left = len(data) - at
     if size > left:

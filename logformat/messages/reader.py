@@ -27,7 +27,7 @@ from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.messages.integers import MessageError, compact_length, end_of, int16_at, int32_at, varint
+from lastkey.logformat.messages.integers import MessageError, checked_end, compact_length, int16_at, int32_at, varint
 from lastkey.logformat.messages.table import Field, messages
 from lastkey.logformat.primitives.text_kernels import replace_malformed
 
@@ -141,7 +141,7 @@ def _struct(fields: tuple[Field, ...], how: _Read) -> Read:
             elif tag in later:
                 raise MessageError(f"Tag {tag} is not valid for version {version}")
             else:
-                at = end_of(data, at, size)
+                at = checked_end(data, at, size)
         return "{" + ",".join(found[place] for place in sorted(found)) + "}", at
 
     return read_flexible if how.flexible else read_plain
@@ -209,7 +209,7 @@ def _sized(name: str, kind: str, null: bool, flexible: bool, show: Callable[[byt
             raise MessageError(f"non-nullable field {name} was serialized as null")
         if is_string and n > _MAX_STRING:
             raise MessageError(f"string field {name} had invalid length {n}")
-        end = end_of(data, at, n)
+        end = checked_end(data, at, n)
         return show(data[at:end]), end
 
     return read

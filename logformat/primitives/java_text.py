@@ -14,14 +14,14 @@ from lastkey.logformat.primitives.text_kernels import replace_malformed
 _MAX_TEXT: Final = 2**31 - 2  # bytes of a pa.StringArray
 
 
-def bytes_of(texts: Any) -> memoryview:
+def joined_bytes(texts: Any) -> memoryview:
     """Return the bytes of a pa.StringArray, one text after the other."""
     _, ends, data = texts.buffers()
     first, last = (memoryview(ends).cast("i")[texts.offset + i] for i in (0, len(texts)))
     return memoryview(data)[first:last]
 
 
-def text_of(values: Any) -> Any:
+def decode_text(values: Any) -> Any:
     """Return pa.BinaryArray as text; malformed UTF-8 becomes U+FFFD as in Java's String."""
     text = values.view(pa.string())
     try:

@@ -134,7 +134,7 @@ def _is_wrapper(buf: np.ndarray, at: int) -> bool:
 
 
 @inline
-def entry_offset_of(index: Index, slot: int) -> int:
+def read_entry_offset(index: Index, slot: int) -> int:
     """Return the absolute offset of an entry of the offset index."""
     if index.entry_size == OFFSET_ENTRY:
         return index.base + np.int64(load_i32(index.entries, slot * OFFSET_ENTRY))
@@ -142,7 +142,7 @@ def entry_offset_of(index: Index, slot: int) -> int:
 
 
 @inline
-def entry_position_of(index: Index, slot: int) -> int:
+def read_entry_position(index: Index, slot: int) -> int:
     """Return the position in the .log that an entry of the offset index points at."""
     if index.entry_size == OFFSET_ENTRY:
         return np.int64(load_i32(index.entries, slot * OFFSET_ENTRY + 4))
@@ -158,16 +158,16 @@ def entry_floor(index: Index, target: int, hint: int) -> int:
     n = index.n
     low = np.int64(-1)
     high = np.int64(n)
-    if hint >= 0 and entry_offset_of(index, hint) <= target:
+    if hint >= 0 and read_entry_offset(index, hint) <= target:
         low = np.int64(hint)
         step = 1
-        while low + step < n and entry_offset_of(index, low + step) <= target:
+        while low + step < n and read_entry_offset(index, low + step) <= target:
             low += step
             step *= 2
         high = min(low + step, n)
     while high - low > 1:
         middle = (low + high) >> 1
-        if entry_offset_of(index, middle) <= target:
+        if read_entry_offset(index, middle) <= target:
             low = middle
         else:
             high = middle
@@ -180,11 +180,11 @@ def jump(window: Window, index: Index, slot: int, previous: int) -> tuple[Any, .
 
     The status is FOUND, NEED, or WRONG_INDEX if the entry cannot mean any batch there.
     """
-    position = entry_position_of(index, slot)
+    position = read_entry_position(index, slot)
     status, first, last, size, _, _, _ = read_batch(window, position, previous)
     if status == NEED:
         return NEED, position, first, last, size
-    if status != FOUND or last > entry_offset_of(index, slot):
+    if status != FOUND or last > read_entry_offset(index, slot):
         return WRONG_INDEX, position, first, last, size
     return FOUND, position, first, last, size
 
@@ -205,7 +205,7 @@ def find_offset(
     entry = none  # offset of the entry whose batch has not been reached yet
     slot = entry_floor(index, target, -1)
     if slot >= 0:
-        entry = entry_offset_of(index, slot)
+        entry = read_entry_offset(index, slot)
         status, position, _first, _last, _size = jump(window, index, slot, previous)
         if status != FOUND:
             return status, position, np.int64(0), none, none
@@ -254,7 +254,7 @@ def find_offsets(
         target = targets[i]
         if size == 0 or last < target:
             slot = entry_floor(index, target, slot)
-            if slot >= 0 and entry_position_of(index, slot) > position:
+            if slot >= 0 and read_entry_position(index, slot) > position:
                 status, entry_position, e_first, e_last, e_size = jump(window, index, slot, max(previous, last))
                 if status != FOUND:
                     state[NEEDED] = entry_position
@@ -264,7 +264,7 @@ def find_offsets(
                 first = e_first
                 last = e_last
                 size = e_size
-                entry = entry_offset_of(index, slot)
+                entry = read_entry_offset(index, slot)
             walked = 0
         while True:
             if size > 0 and last >= entry >= 0:

@@ -224,9 +224,9 @@ class PartitionLog:
         end = self.latest if end_offset is None else min(end_offset, self.latest)
         first = max(bisect.bisect_right(self._bases, start) - 1, 0)
         until = bisect.bisect_left(self._bases, end)
-        return self._records_of(self.segments[first:until], schema.names, start, end)
+        return self._read_records(self.segments[first:until], schema.names, start, end)
 
-    def _records_of(self, segments: Sequence[Segment], columns: list[str], start: int, end: int) -> Iterator[Any]:
+    def _read_records(self, segments: Sequence[Segment], columns: list[str], start: int, end: int) -> Iterator[Any]:
         for listed in segments:
             filesystem, path = located(self._place, listed.root, listed.path)
             segment = open_segment(

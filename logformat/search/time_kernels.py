@@ -33,10 +33,10 @@ from lastkey.logformat.search.offset_kernels import (
     Index,
     Window,
     entry_floor,
-    entry_offset_of,
-    entry_position_of,
     jump,
     read_batch,
+    read_entry_offset,
+    read_entry_position,
 )
 
 # Result of a search by time, one row a target.
@@ -139,7 +139,7 @@ def find_times(
                 state[PENDING_TIMESTAMP] = load_i64(times.entries, floor * times.entry_size)
         if offset > previous:
             slot = entry_floor(index, offset, slot)
-            if slot >= 0 and entry_position_of(index, slot) > position:
+            if slot >= 0 and read_entry_position(index, slot) > position:
                 status, entry_position, e_first, e_last, e_size = jump(window, index, slot, max(previous, last))
                 if status != FOUND:
                     state[NEEDED] = entry_position
@@ -148,7 +148,7 @@ def find_times(
                 previous = e_first - 1
                 last = e_last
                 size = e_size
-                entry = entry_offset_of(index, slot)
+                entry = read_entry_offset(index, slot)
         while True:
             if size == 0:
                 status, _first, last, size, problem, expected, found = read_batch(window, position, previous)

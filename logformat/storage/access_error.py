@@ -31,7 +31,7 @@ _OBJECT_STORES: Final = re.compile(
 )
 
 
-def kind_of(said: str) -> str | None:
+def classify_message(said: str) -> str | None:
     """Return the kind of bucket failure that a message of object_store reports; None for any other message."""
     said = _plain(said)
     if _OBJECT_STORES.search(said) is None:

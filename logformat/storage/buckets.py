@@ -66,7 +66,7 @@ class Bucket:
         return self.endpoint.startswith("http:")
 
 
-def bucket_of(uri: str) -> Bucket | None:
+def parse_bucket(uri: str) -> Bucket | None:
     """Return the bucket that a URI in canonical spelling names; None for a path, or a URI of anything else.
 
     Raise pyarrow.ArrowInvalid for a URI without a bucket or an account, or with settings (?), and for settings in the
@@ -87,7 +87,7 @@ def bucket_of(uri: str) -> Bucket | None:
     return replace(found, uri=f"{scheme}://{quote(authority, safe='@')}")
 
 
-def path_of(uri: str) -> str:
+def bucket_path(uri: str) -> str:
     """Return bucket and key of a URI of a bucket, as paths of its file system begin."""
     authority, _, key = uri.partition("://")[2].partition("/")
     name = unquote(authority).removeprefix("anonymous@").partition("@")[0]
@@ -102,7 +102,7 @@ def is_bucket(uri: str) -> bool:
 def address(uri: str) -> tuple[str, ...] | None:
     """Return the identity of a URI's bucket, (scheme, account, name), in any spelling; None: not a bucket."""
     try:
-        found = bucket_of(uri)
+        found = parse_bucket(uri)
     except pa.ArrowInvalid:
         return None
     return None if found is None else (found.scheme, found.account, found.name)
@@ -149,7 +149,7 @@ def _s3(name: str) -> Bucket:
     endpoint = _url(given, ENDPOINTS["s3"])
     region = _variable("AWS_REGION", "AWS_DEFAULT_REGION") or profile.get("region", "")
     if not endpoint:
-        region = _region_of(name) or region  # Amazon's own answer comes first
+        region = _resolve_region(name) or region  # Amazon's own answer comes first
     style = os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", profile.get("addressing_style", ""))
     is_virtual = style.lower() in ("virtual", "true", "1")
     settings = {
@@ -171,7 +171,7 @@ def _s3(name: str) -> Bucket:
 
 
 @cache
-def _region_of(bucket: str) -> str:
+def _resolve_region(bucket: str) -> str:
     try:
         return str(pafs.resolve_s3_region(bucket))
     except OSError:

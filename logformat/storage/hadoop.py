@@ -6,7 +6,7 @@ import os
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from lastkey.logformat.storage.buckets import AZURE_KEYS, AZURES, Bucket, bucket_of
+from lastkey.logformat.storage.buckets import AZURE_KEYS, AZURES, Bucket, parse_bucket
 
 _PROVIDERS: Final = (
     "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider,org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider,"
@@ -19,7 +19,7 @@ def as_hadoop_names_it(uri: str) -> str:
     """Return a URI as Spark's own code wants it: there s3:// is s3a://, and az:// is not known."""
     if uri.startswith("s3://"):
         return f"s3a{uri.removeprefix('s3')}"
-    bucket = bucket_of(uri) if uri.startswith("az://") else None
+    bucket = parse_bucket(uri) if uri.startswith("az://") else None
     if bucket is None:
         return uri
     scheme = "abfs" if bucket.allows_http else "abfss"
@@ -33,13 +33,13 @@ def hadoop_settings(uri: str) -> dict[str, str]:
     Keys are none of them: the connectors find credentials as obstore does, and before that keys count that a user has
     given to Hadoop.
     """
-    bucket = bucket_of(uri)
+    bucket = parse_bucket(uri)
     if bucket is None:
         return {}
-    return {"s3": _of_s3, "az": _azure_settings, "gs": _google_settings}[bucket.scheme](bucket, uri)
+    return {"s3": _s3_settings, "az": _azure_settings, "gs": _google_settings}[bucket.scheme](bucket, uri)
 
 
-def _of_s3(bucket: Bucket, _: str) -> dict[str, str]:
+def _s3_settings(bucket: Bucket, _: str) -> dict[str, str]:
     region = bucket.region or ("us-east-1" if bucket.endpoint else "")
     out = {"fs.s3a.aws.credentials.provider": _PROVIDERS} | ({"fs.s3a.endpoint.region": region} if region else {})
     if bucket.endpoint:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from lastkey.logformat.errors import PlaceError
-from lastkey.logformat.storage.buckets import ENDPOINTS, bucket_of, path_of
+from lastkey.logformat.storage.buckets import ENDPOINTS, bucket_path, parse_bucket
 
 # The start of a URI anywhere in a text; for store schemes also with too few slashes.
 _URI: Final = re.compile(
@@ -113,7 +113,7 @@ def file_system(uri: str) -> tuple[Any, str]:
     """
     refuse_secrets(uri)
     uri = canonical(uri)
-    bucket = bucket_of(uri)
+    bucket = parse_bucket(uri)
     if bucket is None:
         if "://" in uri and not uri.startswith("file://"):
             raise pa.ArrowInvalid("none of file://, s3://, gs://, az://, abfs:// and abfss://")
@@ -123,7 +123,7 @@ def file_system(uri: str) -> tuple[Any, str]:
         raise secret_error(f"an endpoint ({ENDPOINTS[bucket.scheme]})")
     from lastkey.logformat.storage.object_store import ObjectStore  # noqa: PLC0415 - local files need no obstore
 
-    return ObjectStore(bucket), path_of(uri)
+    return ObjectStore(bucket), bucket_path(uri)
 
 
 def text_entries(listed: Iterable[Any]) -> tuple[list[Any], int]:
@@ -144,7 +144,7 @@ def text_entries(listed: Iterable[Any]) -> tuple[list[Any], int]:
     return out, others
 
 
-def first_of(listed: Sequence[Any]) -> str:
+def describe_entries(listed: Sequence[Any]) -> str:
     """Describe a folder that should be empty by its first name and the number of other names."""
     found, _ = text_entries(listed)
     name = found[0].base_name if found else "a name that is not UTF-8"

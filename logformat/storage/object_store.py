@@ -29,8 +29,8 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from pyarrow import fs as pafs
 
 from lastkey.logformat.errors import AccessError
-from lastkey.logformat.storage.access_error import DENIED, EXPIRED, UNAVAILABLE, in_one_line, kind_of
-from lastkey.logformat.storage.buckets import Bucket, bucket_of
+from lastkey.logformat.storage.access_error import DENIED, EXPIRED, UNAVAILABLE, classify_message, in_one_line
+from lastkey.logformat.storage.buckets import Bucket, parse_bucket
 from lastkey.logformat.storage.io_counts import count, is_limited
 
 _CONNECT_SECONDS: Final = 3
@@ -212,7 +212,7 @@ class ObjectStore:
             raise self._error(error, key, access) from error
 
     def _error(self, error: Exception, key: str, access: str) -> Exception:
-        uri, kind, words = self._uri(key), kind_of(str(error)), in_one_line(str(error))
+        uri, kind, words = self._uri(key), classify_message(str(error)), in_one_line(str(error))
         if access != _WRITE and (kind in (DENIED, EXPIRED) or words.startswith("400")):  # perhaps of this object alone,
             try:  # and a HEAD is answered without the server's words
                 self.check(f"{self.bucket.name}/{key}")
@@ -242,7 +242,7 @@ class ObjectStore:
     def _access_error(self, error: Exception, otherwise: str) -> AccessError:
         """Return the error of the bucket that obstore's means; otherwise: its kind if the words name none."""
         said = str(error)
-        return AccessError(kind_of(said) or otherwise, str(self.bucket), in_one_line(said))
+        return AccessError(classify_message(said) or otherwise, str(self.bucket), in_one_line(said))
 
     def _uri(self, key: str) -> str:
         return f"{self.bucket.scheme}://{self.bucket.name}/{key}"
@@ -395,7 +395,7 @@ class ObjectUpload:
 
 def _store_for_uri(uri: str) -> ObjectStore:
     """Return the files of a bucket by the settings that are here."""
-    if (bucket := bucket_of(uri)) is None:
+    if (bucket := parse_bucket(uri)) is None:
         raise ValueError(f"{uri}: expected the URI of a bucket")
     return ObjectStore(bucket)
 

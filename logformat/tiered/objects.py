@@ -109,7 +109,7 @@ def holds_segments(path: str, files: Iterable[str]) -> bool:
     return found is not None and bool(found.topic_id) and any(_object(found.layout, name) for name in files)
 
 
-def copies_of(partition: RemotePartition, files: Iterable[Any]) -> list[UploadedCopy]:
+def group_copies(partition: RemotePartition, files: Iterable[Any]) -> list[UploadedCopy]:
     """Return the copies of segments that these files (pyarrow.fs.FileInfo) make up, by offset and id."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for info in files:

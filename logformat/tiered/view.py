@@ -42,7 +42,7 @@ from lastkey.logformat.tiered.objects import (
     EPOCHS,
     RemotePartition,
     UploadedCopy,
-    copies_of,
+    group_copies,
     holds_segments,
     remote_partition,
 )
@@ -85,7 +85,7 @@ class _Folder:
 
         for piece in self.choice.pieces:
             contents = piece.extent.contents
-            log = replace(_log_of(contents), size=piece.size, position=piece.position)
+            log = replace(_shown_log(contents), size=piece.size, position=piece.position)
             out[names.segment_file(piece.begin, names.LOG)] = log
             for kind in (names.INDEX, names.TIME_INDEX, names.TXN_INDEX) if not piece.cut else ():
                 show(names.segment_file(piece.begin, kind), contents, kind)
@@ -125,7 +125,7 @@ class TieredFileSystem:
     def open_input_file(self, path: str) -> Any:
         """Open a file for reading."""
         above, _, name = path.rpartition("/")
-        if (at := _partition_of(above)) is None:
+        if (at := _find_partition(above)) is None:
             return open_input(self.filesystem, path)
         if self._folder(at[0], at[1]).plain:
             return open_input(self.filesystem, path)
@@ -141,7 +141,7 @@ class TieredFileSystem:
         """Return the paths of the objects that go if a file goes: all of its copy for a log, the log last; none for a
         file beside it.
         """
-        at = _partition_of(path.rpartition("/")[0])
+        at = _find_partition(path.rpartition("/")[0])
         if at is None or self._folder(at[0], at[1]).plain:
             return [path]
         found = self._file(*at, path.rpartition("/")[2])
@@ -152,7 +152,7 @@ class TieredFileSystem:
 
     def left_out(self, path: str) -> tuple[str, ...]:
         """Return the paths, without a kind, of the copies of segments that a partition's folder does not show whole."""
-        if (at := _partition_of(path)) is None:
+        if (at := _find_partition(path)) is None:
             return ()
         folder = self._folder(at[0], at[1])
         whole = {id(piece.extent.contents) for piece in folder.choice.pieces if not piece.cut}
@@ -160,7 +160,7 @@ class TieredFileSystem:
 
     def notes(self, path: str) -> tuple[str, ...]:
         """Return the notes on a partition's folder: ignored copies, with the reasons."""
-        at = _partition_of(path)
+        at = _find_partition(path)
         return () if at is None else self._folder(at[0], at[1]).choice.notes
 
     def _file(self, folder: str, partition: RemotePartition, stray: str, name: str) -> _Shown | None:
@@ -180,7 +180,7 @@ class TieredFileSystem:
         if not partition.topic_id and all(info.base_name != names.UPLOADED for info in listed):
             _KNOWN[self._uri, folder] = _Folder(partition, [], plain=True)
             return _KNOWN[self._uri, folder]
-        copies = copies_of(partition, (info for info in listed if info.type == pafs.FileType.File))
+        copies = group_copies(partition, (info for info in listed if info.type == pafs.FileType.File))
         before = {c.copy: c for c in known.contents} if known is not None else {}
         same = {copy: before[copy] for copy in copies if copy in before and _equal(before[copy].copy, copy)}
         found = _Folder(partition, [same.get(copy) or Contents(self.filesystem, copy) for copy in copies])
@@ -191,7 +191,7 @@ class TieredFileSystem:
 
     def _entries(self, asked: pafs.FileSelector) -> list[pafs.FileInfo]:
         path = asked.base_dir.rstrip("/")
-        at = _partition_of(path)
+        at = _find_partition(path)
         folder = None if at is None else self._folder(at[0], at[1], again=True)
         if folder is not None and not folder.plain:
             return [_file_info(f"{path}/{name}", file) for name, file in sorted(folder.shown.items())]
@@ -213,7 +213,7 @@ class TieredFileSystem:
             except LogFormatError:  # no choice can be made: every log is shown as a stray
                 listed = []
             out += listed
-            if (at := _partition_of(path)) is not None:
+            if (at := _find_partition(path)) is not None:
                 known = self._folder(at[0], at[1])
                 out += _strays(at[0], at[1], known.choice.left_out if listed else known.contents)
             todo += [info.path for info in text_entries(listed)[0] if info.type == pafs.FileType.Directory]
@@ -221,10 +221,10 @@ class TieredFileSystem:
 
     def _info(self, path: str) -> pafs.FileInfo:
         path = path.rstrip("/") or path
-        if (at := _partition_of(path)) is not None and not self._folder(at[0], at[1]).plain:
+        if (at := _find_partition(path)) is not None and not self._folder(at[0], at[1]).plain:
             kind = pafs.FileType.Directory if self._folder(at[0], at[1]).contents else pafs.FileType.NotFound
             return pafs.FileInfo(path, kind)
-        if (at := _partition_of(path.rpartition("/")[0])) is not None and not self._folder(at[0], at[1]).plain:
+        if (at := _find_partition(path.rpartition("/")[0])) is not None and not self._folder(at[0], at[1]).plain:
             found = self._file(*at, path.rpartition("/")[2])
             return pafs.FileInfo(path, pafs.FileType.NotFound) if found is None else _file_info(path, found)
         return self.filesystem.get_file_info(path)
@@ -272,7 +272,7 @@ def _aborts(piece: CopyRange) -> bytes:
     )
 
 
-def _partition_of(path: str) -> tuple[str, RemotePartition, str] | None:
+def _find_partition(path: str) -> tuple[str, RemotePartition, str] | None:
     """Return the folder of remote segments that a shown partition's folder lies in, the partition, and the id of a
     stray segment.
     """
@@ -299,13 +299,13 @@ def _strays(folder: str, partition: RemotePartition, copies: Iterable[Contents])
         path = f"{folder}/{_stray_folder(partition, contents.copy.segment_id)}"
         name = names.segment_file(contents.copy.start, names.LOG)
         try:
-            log = _log_of(contents)
+            log = _shown_log(contents)
         except LogFormatError:  # of its manifest: raised again when the file is opened
             log = _Shown(contents.copy.objects[names.LOG].size, 0, contents, names.LOG)
         yield _file_info(f"{path}/{name}", log)
 
 
-def _log_of(contents: Contents) -> _Shown:
+def _shown_log(contents: Contents) -> _Shown:
     info = contents.copy.objects[names.LOG]
     return _Shown(contents.sizes[names.LOG], info.mtime_ns, contents, names.LOG)
 
@@ -314,7 +314,7 @@ def _by_name(folder: _Folder, stray: str, name: str) -> _Shown | None:
     """Return a file of a partition's folder; a log up to the end of its copy, as an older generation may need it."""
     if stray:
         logs = (c for c in folder.contents if c.copy.segment_id == stray and names.LOG in c.copy.objects)
-        return next((_log_of(c) for c in logs if name == names.segment_file(c.copy.start, names.LOG)), None)
+        return next((_shown_log(c) for c in logs if name == names.segment_file(c.copy.start, names.LOG)), None)
     found = folder.shown.get(name)
     if found is None or found.contents is None or found.kind != names.LOG:
         return found
@@ -322,7 +322,7 @@ def _by_name(folder: _Folder, stray: str, name: str) -> _Shown | None:
 
 
 def _is_hidden(partition: RemotePartition, info: pafs.FileInfo) -> bool:
-    return info.type == pafs.FileType.File and bool(copies_of(partition, [info]))
+    return info.type == pafs.FileType.File and bool(group_copies(partition, [info]))
 
 
 def _equal(one: UploadedCopy, other: UploadedCopy) -> bool:

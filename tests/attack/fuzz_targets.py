@@ -25,7 +25,7 @@ from lastkey.logformat.layout import CODEC_NAMES
 from lastkey.logformat.messages.coordinator_records import decode_records, decoder_names
 from lastkey.logformat.primitives.codec import BatchPlace, Scratch, decompress_into
 from lastkey.logformat.writing.encode import BatchOptions, encode_batches
-from lastkey.udfs.decode.decoders import DECODERS, problems_of
+from lastkey.udfs.decode.decoders import DECODERS, find_problems
 from tests.attack.forked import Failed
 from tests.attack.judge import decoded
 from tests.attack.parsers import Parsed, parse
@@ -186,7 +186,7 @@ def _decoders(data: bytes) -> Parsed:
     for name, one in DECODERS.items():
         found, reasons = one.read(values)
         found.validate(full=True)
-        if len(found) != 3 or not reasons.equals(problems_of(values, name)):
+        if len(found) != 3 or not reasons.equals(find_problems(values, name)):
             raise Failed(f"{name}: {found}, {reasons}")
         if found[0].is_valid and reasons[0].is_valid and name != "string":
             raise Failed(f"{name}: both a value and what is wrong with it: {found[0]}, {reasons[0]}")

@@ -24,7 +24,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import InspectOptions, LookupOptions, ReportOptions
 from lastkey.jobs.compact.plan_inputs import input_from_archive, run_context, whole_plan
 from lastkey.jobs.convert.job import run as convert
-from lastkey.jobs.data_source.source import KafkaLog, columns_of
+from lastkey.jobs.data_source.source import KafkaLog, select_columns
 from lastkey.jobs.data_source.stream import StreamReader
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.inspect_log import run as inspect
@@ -311,7 +311,7 @@ def _streamed(root: Path, bad_records: str) -> Seen:
 def rows_streamed(root: Path, bad_records: str = "quarantine") -> list[dict[str, Any]]:
     """Return rows of micro-batches until no more come, problems among them; without Spark."""
     options = options_of("kafka_log", root, **STREAMED, badRecords=bad_records)
-    schema = columns_of(KafkaLog.columns, options)
+    schema = select_columns(KafkaLog.columns, options)
     reader, found = StreamReader(options, schema), []
     start = reader.initialOffset()
     while (end := reader.latestOffset(start, ReadAllAvailable())) != start:

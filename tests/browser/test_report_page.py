@@ -74,7 +74,7 @@ def chrome():
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, Path]:
     """Make pages of the example archive, of one with hostile keys, of a large one with damage, and of 100 topics."""
-    from lastkey.jobs.report.page import page_of  # the plot library: not where this file is only collected
+    from lastkey.jobs.report.page import render_page  # the plot library: not where this file is only collected
 
     folder = tmp_path_factory.mktemp("pages")
     settings = load_config(str(ROOT / "examples/topics.toml"))
@@ -86,8 +86,8 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     archive_report.run(ReportOptions(str(folder / "hostile"), str(out["hostile"]), now_ms=START_MS), Silent())
     report = large(40, 30)
     report.notes = ["a-note-without-a-space-" * 20]
-    out["large"].write_text(page_of(report))
-    out["many"].write_text(page_of(many()))
+    out["large"].write_text(render_page(report))
+    out["many"].write_text(render_page(many()))
     return out
 
 

@@ -13,7 +13,7 @@ from lastkey.jobs.data_source.options import parse
 from lastkey.jobs.data_source.plan_tasks import plan
 from lastkey.jobs.data_source.read import read_task
 from lastkey.jobs.data_source.read_options import Pushed, ReadOptions
-from lastkey.jobs.data_source.source import SOURCES, columns_of
+from lastkey.jobs.data_source.source import SOURCES, select_columns
 from lastkey.udfs.data_source.pieces import Task
 
 BY_NAME = {source.source: source for source in SOURCES}
@@ -41,7 +41,7 @@ def tasks_of(name: str, path: Path | str | list[str] | None, **given: Any) -> li
 def read(name: str, path: Path | str | list[str] | None, **given: Any) -> pa.Table:
     """Return all rows; every batch must have exactly the declared schema."""
     options = options_of(name, path, **given)
-    schema = columns_of(BY_NAME[name].columns, options)
+    schema = select_columns(BY_NAME[name].columns, options)
     batches = [batch for task in plan(options) for batch in read_task(options, schema, _Partition(task))]
     assert all(batch.schema.equals(schema) for batch in batches)
     if options.max_rows is not None:
@@ -52,5 +52,5 @@ def read(name: str, path: Path | str | list[str] | None, **given: Any) -> pa.Tab
 def read_only(name: str, path: Path | str | list[str] | None, **given: Any) -> int:
     """Return the number of rows; keeps none."""
     options = options_of(name, path, **given)
-    schema = columns_of(BY_NAME[name].columns, options)
+    schema = select_columns(BY_NAME[name].columns, options)
     return sum(batch.num_rows for task in plan(options) for batch in read_task(options, schema, _Partition(task)))

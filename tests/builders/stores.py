@@ -22,7 +22,7 @@ from lastkey.jobs.store.rows import (
     RunRow,
     arrow_schema,
     checkpoint_schema,
-    segment_of,
+    parse_segment,
 )
 from lastkey.jobs.store.tables import open_state
 from lastkey.logformat.listing import Segment
@@ -43,7 +43,7 @@ def row(kind, **values):
     if kind is Segment:
         columns = checkpoint_schema().field("segments").type.value_type
         filled = {f.name: empty[f.type] for f in columns if f.name not in LATER}
-        return segment_of(filled | values)
+        return parse_segment(filled | values)
     types = {f.name: f.type for f in arrow_schema(kind)}
     needed = [f.name for f in dataclasses.fields(kind) if f.init and f.default is dataclasses.MISSING]
     zeros = {name: empty[types[name]] for name in needed}

@@ -240,11 +240,11 @@ def test_a_missing_bucket_or_folder_is_an_error(tmp_path):
     filesystem, path = file_system(f"{BUCKET}/shrinking/t-0/00000000000000000000.log")
     filesystem.delete_file(path)
     from lastkey.jobs.data_source.read import read_task
-    from lastkey.jobs.data_source.source import columns_of
+    from lastkey.jobs.data_source.source import select_columns
     from tests.builders.sources import BY_NAME, _Partition, options_of
 
     options = options_of("kafka_log", f"{BUCKET}/shrinking")
-    schema = columns_of(BY_NAME["kafka_log"].columns, options)
+    schema = select_columns(BY_NAME["kafka_log"].columns, options)
     with pytest.raises(LogFormatError, match="expected a readable file"):
         [list(read_task(options, schema, _Partition(task))) for task in planned]
 

@@ -44,7 +44,7 @@ def _lose(lab: Lab) -> None:
 
 def _segments(state: State) -> dict[Any, list[Segment]]:
     """Return the segments of each generation of the partition."""
-    return state.segments_of([(KEY, run.generation_after, run.run_id) for run in state.histories()[KEY]])
+    return state.read_segments([(KEY, run.generation_after, run.run_id) for run in state.histories()[KEY]])
 
 
 def _rows(lab: Lab) -> tuple[Any, ...]:

@@ -25,7 +25,7 @@ from lastkey.jobs.store.table import Change
 from lastkey.jobs.store.tables import open_state
 from lastkey.logformat.errors import AccessError, stopped, unreadable
 from lastkey.logformat.storage import buckets
-from lastkey.logformat.storage.access_error import kind_of
+from lastkey.logformat.storage.access_error import classify_message
 from lastkey.logformat.storage.locations import file_system
 from lastkey.udfs.storage import cached_root, open_root
 from tests.bench.race_commits import losing, race
@@ -269,7 +269,7 @@ def test_hdfs_is_refused_in_one_line(capsys):
 
 def test_words_of_other_things_are_not_a_buckets():
     for words in ("[Errno 13] Permission denied: '/a/403 Forbidden'", "No space left on device", "HTTP status 403"):
-        assert kind_of(words) is None
+        assert classify_message(words) is None
 
 
 def test_a_slow_and_faulty_server_costs_time_alone(port, tmp_path, capsys):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lastkey.udfs.compact.output.generation import remove_folder
-from lastkey.udfs.compact.output.segment_output import folder_of
+from lastkey.udfs.compact.output.segment_output import make_generation_folder
 from lastkey.udfs.storage import Root, flush_whole, flushing, open_root, put_file
 from tests.builders.damage import build
 from tests.builders.faults import Fault, faults, happened
@@ -89,13 +89,13 @@ def test_a_flush_that_fails_after_its_block_is_reported_once_and_of_its_own_fold
 def test_a_flush_in_a_deleted_folder_is_not_reported_for_the_next_of_its_name(tmp_path: Path) -> None:
     """A run by yield starts over in the same folder if keys were lost."""
     plan = build(tmp_path / "archive").plan()
-    store = folder_of(plan)
+    store = make_generation_folder(plan)
     with faults(tmp_path, Fault("fsync", f"{plan.run.store_uri}/*.log", error="EIO")):
         put_file(store, f"{plan.run.folder}/1.log", b"x")
         with flushing(store, f"{plan.run.folder}/1.log"):
             pass
         remove_folder(plan)
         assert n_open(store, plan.run.folder) == 0
-        put_file(folder_of(plan), f"{plan.run.folder}/1.log", b"x")
+        put_file(make_generation_folder(plan), f"{plan.run.folder}/1.log", b"x")
         flush_whole(store, plan.run.folder)
     assert happened(tmp_path) == [1]

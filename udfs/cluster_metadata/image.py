@@ -50,7 +50,7 @@ class Image:
         """Number of records of a transaction that has not ended; they do not count."""
         return len(self._pending or ())
 
-    def settings_of(self, kind: int, name: str) -> dict[str, str]:
+    def get_settings(self, kind: int, name: str) -> dict[str, str]:
         """Return the settings of a topic or a broker."""
         return self.configs.get((kind, name), {})
 

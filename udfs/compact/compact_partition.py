@@ -42,7 +42,7 @@ from lastkey.udfs.compact.clean.deciders import (
 )
 from lastkey.udfs.compact.clean.key_kernels import collect_survivors
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
-from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
+from lastkey.udfs.compact.output.generation import make_result, remove_folder, write_generation
 from lastkey.udfs.compact.passes import (
     Cleaned,
     Clock,
@@ -254,7 +254,7 @@ def _compact(plan: PartitionPlan, extent: Extent, clock: Clock) -> PartitionResu
     analysis = cleaned.analysis
     with clock.phase("write"):
         generation = write_generation(plan, analysis, cleaned.segments, cleaned.keys)
-    result = result_of(plan, analysis, generation, tally)
+    result = make_result(plan, analysis, generation, tally)
     work = replace(
         result.work,
         bytes_read=result.work.bytes_read + cleaned.bytes_read,

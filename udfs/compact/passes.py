@@ -6,7 +6,7 @@ and rules: full, by yield, retention of single records, erasure.
   1. walk what is new backwards, as every run does, and write it; its keys are in the table then, and go into a key file
   2. probe the Bloom filters of the older segments with these keys, the newest first. A key has one live record: the
      first filter with the key names the segment in which that record has just died
-  3. choose the segments to rewrite (`schedule_of`); the others are carried over as they are
+  3. choose the segments to rewrite (`schedule_segments`); the others are carried over as they are
   4. walk the chosen ones backwards, each deduplicated against all later keys beyond its bound
 
 Filters only choose; exact hashes decide what is dropped. Each segment records the offset up to which it is
@@ -47,7 +47,7 @@ from lastkey.udfs.compact.clean.deciders import (
     find_winners,
     known_from,
     last_offset_decider,
-    pending_of,
+    list_pending_keys,
     read_keys,
     write_keys,
 )
@@ -62,7 +62,7 @@ from lastkey.udfs.compact.plan import (
     ScheduledSegment,
     chunk_buffer,
 )
-from lastkey.udfs.compact.scan.analyse import Analysis, analyse, groups_of
+from lastkey.udfs.compact.scan.analyse import Analysis, analyse, group_segments
 from lastkey.udfs.compact.scan.facts_files import filter_beside
 from lastkey.udfs.segments import LastBatch, SegmentScan, can_begin_at
 from lastkey.udfs.yields.key_filter import count_held
@@ -176,7 +176,7 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     older = [n for n in below if sources[n].first_offset < dirty]
     rows = {n: row for n in older if (row := plan.input.segments[n]).has_facts}
     bounds = {n: row.deduplicated_through for n, row in rows.items()}
-    pending = pending_of(rows.values())
+    pending = list_pending_keys(rows.values())
     if len(rows) < len(older) or min(bounds.values(), default=dirty) < known_from(pending, dirty):
         raise KeysLost
     table = KeyTable(plan.run.limits.task_memory_bytes // 2)
@@ -185,13 +185,13 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     written = clean_groups(plan, analysis, _groups(plan, analysis, fresh), lambda _: keeps, of, clock)
     keys = table.keys()
     superseded, filter_bytes = superseded_by_filters(plan, rows, keys["high"])
-    schedule = tuple(schedule_of(plan, analysis, rows, superseded))
+    schedule = tuple(schedule_segments(plan, analysis, rows, superseded))
     chosen = [one.number for one in schedule if one.reason != "kept"]
     kept = None
     if fresh and len(chosen) < len(older) and not plan.run.dry_run:
         kept = write_keys(plan, dirty, analysis.cleanable.first_uncleanable_offset, keys)
     before = _KeysBehind(plan, table, pending)
-    rules_of = partial(_rules_of, analysis, bounds, chosen, before)
+    rules_of = partial(_prepare_rules, analysis, bounds, chosen, before)
     groups = [g for one in _neighbours(chosen) for g in _groups(plan, analysis, one)]
     rewritten = clean_groups(plan, analysis, groups, rules_of, of, clock)
     return Cleaned(
@@ -233,11 +233,11 @@ def _groups(plan: PartitionPlan, analysis: Analysis, numbers: Sequence[int]) -> 
     """Return the groups, of consecutive sources, that become one segment each."""
     if not numbers:
         return []
-    groups = groups_of(plan, [analysis.sources[n] for n in numbers], analysis.end_of(numbers[-1]))
+    groups = group_segments(plan, [analysis.sources[n] for n in numbers], analysis.source_end(numbers[-1]))
     return [range(numbers[0] + group.start, numbers[0] + group.stop) for group in groups]
 
 
-def _rules_of(
+def _prepare_rules(
     analysis: Analysis, bounds: Mapping[int, int], chosen: Sequence[int], before: _KeysBehind, number: int
 ) -> Rules:
     """Enter the keys against which a chosen source is not deduplicated yet, and return its rules. If the next source is
@@ -292,7 +292,7 @@ def superseded_by_filters(plan: PartitionPlan, rows: Rows, hashes: np.ndarray) -
     return found, n_bytes
 
 
-def schedule_of(
+def schedule_segments(
     plan: PartitionPlan, analysis: Analysis, rows: Rows, superseded: Mapping[int, int]
 ) -> list[ScheduledSegment]:
     """Return the decision for each older segment. Rewritten are those without facts or filter, those with removable

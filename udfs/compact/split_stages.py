@@ -36,7 +36,7 @@ from lastkey.udfs.compact.clean.deciders import (
     batches_to_read,
     incomplete,
     key_runs,
-    versions_of,
+    read_versions,
 )
 from lastkey.udfs.compact.clean.key_kernels import SLOT, collect_survivors, mark_first, mark_highest
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION, WINNER
@@ -244,7 +244,7 @@ def _marked(of: LargePartition, run: Run, table: KeyTable | Winners) -> tuple[np
         while left := table.mark(run, of.first_dirty_offset, may_stay, left):
             table.clear()
         return may_stay, None
-    versions = versions_of(run, of.plan)
+    versions = read_versions(run, of.plan)
     while left := table.enter(run, versions, may_stay, left):
         table.clear()
     return may_stay, versions

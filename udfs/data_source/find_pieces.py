@@ -74,7 +74,7 @@ def first_to_read(partition: SourcePartition, asked: Range) -> int:
     """
     with open_log(partition, asked).log as log:
         start = _offsets(partition, log, asked)[0]
-        _Gaps(partition, log, replace(asked, quarantine=False)).in_front_of(start)
+        _Gaps(partition, log, replace(asked, quarantine=False)).gap_before(start)
         return start
 
 
@@ -109,7 +109,7 @@ def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list
     if damage is not None and start <= log.latest <= end < NO_END:
         told = [Piece(partition.topic, partition.partition, problem=Problem.of(damage))]
     gaps = _Gaps(partition, log, asked)
-    in_front = gaps.in_front_of(start)
+    in_front = gaps.gap_before(start)
     if in_front is not None:
         told.insert(0, Piece(partition.topic, partition.partition, problem=in_front))
     if start >= end:
@@ -141,7 +141,7 @@ def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list
             behind=gaps.behind(number) if following is not None or to_the_end else None,
         )
         cut = _cut(piece, segment, log, asked)
-        out += gaps.instead_of(piece, number) if cut is None else cut
+        out += gaps.gap_piece(piece, number) if cut is None else cut
     return out + told
 
 
@@ -158,7 +158,7 @@ class _Gaps:
         """Return the facts about the offsets behind a segment for a task; None: gaps are not checked."""
         return None if self.traces is None else offsets_behind(self.log.segments, self.traces, number)
 
-    def in_front_of(self, start: int) -> Problem | None:
+    def gap_before(self, start: int) -> Problem | None:
         """Return the gap in front of the first offset that is read, unless that offset was asked for by its number.
 
         It may be the first one of all, or the first one from a time on, only because earlier segments are missing.
@@ -187,7 +187,7 @@ class _Gaps:
             return None
         return self._told(self._finder.behind(known, end, start, until, lambda: self.log.segments[number + 1 :]))
 
-    def instead_of(self, piece: Piece, number: int) -> list[Piece]:
+    def gap_piece(self, piece: Piece, number: int) -> list[Piece]:
         """Return the gap behind a segment without wanted records, as a piece; the piece itself if its end is bad."""
         if piece.behind is None:
             return []

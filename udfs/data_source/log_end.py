@@ -67,7 +67,7 @@ class Ends(NamedTuple):
     certain: bool = True  # no damage hides what comes behind the end
 
 
-def ends_of(partition: SourcePartition, *, committed: bool, quarantine: bool = False) -> Ends:
+def find_ends(partition: SourcePartition, *, committed: bool, quarantine: bool = False) -> Ends:
     """Return the offsets at which reading begins and ends."""
     asked = Range(start=LATEST, wanted=Wanted(committed=committed), quarantine=quarantine)
     log, damage, doubtful = open_log(partition, asked)

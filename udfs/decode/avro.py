@@ -36,14 +36,14 @@ from lastkey.udfs.decode.avro_values import (
     NO_BRANCH,
     NO_SYMBOLS,
     Convert,
-    branches_of,
     converter,
     defined,
     definitions,
     is_decimal,
     is_plain,
-    kind_of,
+    list_branches,
     refusal,
+    type_name,
 )
 from lastkey.udfs.decode.decoders import Errors, as_binary, checked_errors, decode, fail_at_first
 
@@ -65,7 +65,7 @@ class AvroSchemaError(ValueError):
     """A schema that is invalid, or has no Arrow type."""
 
 
-def type_of(schema: Any, names: dict[str, Any], within: tuple[str, ...] = ()) -> Any:
+def arrow_type(schema: Any, names: dict[str, Any], within: tuple[str, ...] = ()) -> Any:
     """Return the Arrow type of a part of a parsed schema, where names are full names. within: records around it."""
     if isinstance(schema, list):
         return _union(schema, names, within)
@@ -77,13 +77,13 @@ def type_of(schema: Any, names: dict[str, Any], within: tuple[str, ...] = ()) ->
         name = schema["name"]
         if name in within:
             raise AvroSchemaError(f"a recursive schema has no column type: {name} holds itself")
-        return pa.struct([pa.field(f["name"], type_of(f["type"], names, (*within, name))) for f in schema["fields"]])
+        return pa.struct([pa.field(f["name"], arrow_type(f["type"], names, (*within, name))) for f in schema["fields"]])
     if kind == "array":
         if takes_no_bytes(schema["items"], names):
             raise AvroSchemaError("an array whose items take no bytes: a damaged value could claim any number of them")
-        return pa.list_(type_of(schema["items"], names, within))
+        return pa.list_(arrow_type(schema["items"], names, within))
     if kind == "map":
-        return pa.map_(pa.string(), type_of(schema["values"], names, within))
+        return pa.map_(pa.string(), arrow_type(schema["values"], names, within))
     if is_decimal(schema):
         return _decimal(schema)
     if kind in ("enum", "fixed"):
@@ -92,13 +92,13 @@ def type_of(schema: Any, names: dict[str, Any], within: tuple[str, ...] = ()) ->
 
 
 def _union(branches: list[Any], names: dict[str, Any], within: tuple[str, ...]) -> Any:
-    some = branches_of(branches)
-    kinds = [type_of(branch, names, within) for branch in some]
+    some = list_branches(branches)
+    kinds = [arrow_type(branch, names, within) for branch in some]
     if not some:
         return pa.null()
     if not is_plain(branches):
         return pa.struct([pa.field(f"member{i}", kind) for i, kind in enumerate(kinds)])
-    return kinds[0] if len(some) == 1 else PRIMITIVES["long" if "long" in map(kind_of, some) else "double"]
+    return kinds[0] if len(some) == 1 else PRIMITIVES["long" if "long" in map(type_name, some) else "double"]
 
 
 def _decimal(schema: Any) -> Any:
@@ -113,7 +113,7 @@ def takes_no_bytes(schema: Any, names: dict[str, Any], within: tuple[str, ...] =
     schema = defined(schema, names)
     if isinstance(schema, list):
         return False
-    kind = kind_of(schema)
+    kind = type_name(schema)
     if kind == "record":
         if schema["name"] in within:
             return True  # a recursion decides nothing
@@ -208,7 +208,7 @@ def avro_json(values: Any, schemas: Any) -> tuple[Any, Any]:
     base64, dates and times ISO 8601, decimals text.
     """
     if isinstance(schemas, str):
-        return _json_of(values, schemas)
+        return _to_json(values, schemas)
     distinct = schemas.dictionary_encode()
     codes = np.asarray(distinct.indices.fill_null(-1))
     order = np.argsort(codes, kind="stable")
@@ -216,7 +216,7 @@ def avro_json(values: Any, schemas: Any) -> tuple[Any, Any]:
     texts, reasons = np.full((2, len(codes)), None, object)
     for schema, first, end in zip(distinct.dictionary.to_pylist(), ends[:-1], ends[1:], strict=True):
         rows = order[first:end]
-        text, reason = _json_of(values.take(pa.array(rows)), schema)
+        text, reason = _to_json(values.take(pa.array(rows)), schema)
         texts[rows], reasons[rows] = text.to_pylist(), reason.to_pylist()
     return pa.array(texts, pa.string()), pa.array(reasons, pa.string())
 
@@ -271,7 +271,7 @@ def _array(data: list[Any], schema: AvroSchema) -> Any:
     return column if schema.stored == schema.result else column.cast(schema.result)
 
 
-def _json_of(values: Any, schema: str) -> tuple[Any, Any]:
+def _to_json(values: Any, schema: str) -> tuple[Any, Any]:
     column, reasons = read_avro(values, schema)
     texts, problems = [], reasons.to_pylist()
     for i, row in enumerate(column):
@@ -315,7 +315,7 @@ def _schema_of_text(text: str) -> AvroSchema:
         raise AvroSchemaError(f"not an Avro schema: {type(error).__name__} {error}; found {text[:200]}") from error
     whole = fastavro.parse_schema(given)
     names = definitions(whole)
-    stored = type_of(whole, names)
+    stored = arrow_type(whole, names)
     bare = fastavro.parse_schema(_bare(given, chain([_NO_BRANCH], repeat(NO_BRANCH))))
     return AvroSchema(whole, names, bare, converter(whole, names), stored, in_microseconds(stored))
 

@@ -42,9 +42,9 @@ _EXACT: Final = Context(prec=38)
 # -- parts of schemas
 
 
-def kind_of(schema: Any) -> str:
+def type_name(schema: Any) -> str:
     """Return the type of a part of a parsed schema that is no union: "record" and so on; a reference's name."""
-    return schema if isinstance(schema, str) else kind_of(schema["type"])
+    return schema if isinstance(schema, str) else type_name(schema["type"])
 
 
 def defined(schema: Any, names: Names) -> Any:
@@ -72,20 +72,22 @@ def definitions(schema: Any, found: dict[str, Any] | None = None) -> dict[str, A
     return found
 
 
-def branches_of(union: list[Any]) -> list[Any]:
+def list_branches(union: list[Any]) -> list[Any]:
     """Return the branches that are members of the union's struct: all but null."""
-    return [branch for branch in union if kind_of(branch) != "null"]
+    return [branch for branch in union if type_name(branch) != "null"]
 
 
 def is_plain(union: list[Any]) -> bool:
     """Return whether a union is a column of its one type, or of the wider of two numbers: no struct of members."""
-    some = branches_of(union)
-    return len(some) <= 1 or frozenset(kind_of(branch) for branch in some) in _WIDENED
+    some = list_branches(union)
+    return len(some) <= 1 or frozenset(type_name(branch) for branch in some) in _WIDENED
 
 
 def is_decimal(schema: Any) -> bool:
     """Return whether values of a schema are decimals."""
-    return isinstance(schema, dict) and schema.get("logicalType") == "decimal" and kind_of(schema) in ("bytes", "fixed")
+    return (
+        isinstance(schema, dict) and schema.get("logicalType") == "decimal" and type_name(schema) in ("bytes", "fixed")
+    )
 
 
 # -- values
@@ -101,8 +103,8 @@ def converter(schema: Any, names: Names) -> Convert | None:
     if isinstance(schema, list):
         return _union(schema, names)
     if is_decimal(schema):
-        return _convert_named(_decimal(schema)) if kind_of(schema) == "fixed" else _decimal(schema)
-    kind = kind_of(schema)
+        return _convert_named(_decimal(schema)) if type_name(schema) == "fixed" else _decimal(schema)
+    kind = type_name(schema)
     if kind == "enum":
         return _convert_named(_symbol(schema))
     if kind == "fixed":
@@ -139,7 +141,7 @@ def _union(union: list[Any], names: Names) -> Convert:
     differ in their Python types.
     """
     whole = [defined(branch, names) for branch in union]
-    kinds = [kind_of(one) for one in whole]
+    kinds = [type_name(one) for one in whole]
     converts = [converter(branch, names) for branch in whole]
     if is_plain(union):
         return _plain(union, kinds, converts)
@@ -217,8 +219,8 @@ def refusal(writer: Any, reader: Any, written: Names, read: Names, path: str = "
         return _refused_union(writer, reader, written, read, path)
     if isinstance(writer, list):
         return _first(refusal(branch, reader, written, read, path) for branch in writer)
-    kind = kind_of(writer)
-    if kind != kind_of(reader):
+    kind = type_name(writer)
+    if kind != type_name(reader):
         return None
     if kind == "record":
         return _first(_refused_field(writer, field, written, read, path) for field in reader["fields"])
@@ -232,15 +234,15 @@ def _refused_union(writer: Any, reader: list[Any], written: Names, read: Names, 
     branches = [defined(one, written) for one in writer] if isinstance(writer, list) else [writer]
     of_reader = [defined(one, read) for one in reader]
     if not is_plain(reader):
-        if not isinstance(writer, list) and kind_of(writer) != "null":
+        if not isinstance(writer, list) and type_name(writer) != "null":
             found = f"found {_shown(writer)}: fastavro does not say which branch of the reader's it takes"
             return f"{path or 'the value'}: expected a union in the writer's schema, {found}"
         for one in branches:
-            kinds = [kind_of(of) for of in of_reader]
-            before = kinds[: kinds.index(kind_of(one))] if kind_of(one) in kinds else []
-            if promoted := [kind for kind in before if (kind_of(one), kind) in _PROMOTED]:
+            kinds = [type_name(of) for of in of_reader]
+            before = kinds[: kinds.index(type_name(one))] if type_name(one) in kinds else []
+            if promoted := [kind for kind in before if (type_name(one), kind) in _PROMOTED]:
                 found = f"found {promoted[0]} first, which fastavro reads it as"
-                return f"{path or 'the value'}: expected {kind_of(one)} as the first branch that takes one, {found}"
+                return f"{path or 'the value'}: expected {type_name(one)} as the first branch that takes one, {found}"
     return _first(refusal(one, of, written, read, path) for one in branches for of in of_reader)
 
 
@@ -265,8 +267,8 @@ def _is_as_in_json(schema: Any, value: Any, names: Names) -> bool:
     if isinstance(schema, list):
         if value is None or not is_plain(schema):
             return value is None
-        return any(_is_as_in_json(branch, value, names) for branch in branches_of(schema))
-    kind = kind_of(schema)
+        return any(_is_as_in_json(branch, value, names) for branch in list_branches(schema))
+    kind = type_name(schema)
     if kind == "record":
         fields = schema["fields"]
         return isinstance(value, dict) and all(
@@ -285,5 +287,5 @@ def _first(found: Any) -> str | None:
 
 def _shown(schema: Any) -> str:
     return " ".join(
-        part for part in (kind_of(schema), schema.get("name", "") if isinstance(schema, dict) else "") if part
+        part for part in (type_name(schema), schema.get("name", "") if isinstance(schema, dict) else "") if part
     )

@@ -2,7 +2,7 @@
 
     decode(values, "long")             pa.Int64Array; null if a value is null or malformed
     decode(values, "long", errors="fail")          raises at the first malformed value
-    problems_of(values, "long")        pa.StringArray: what is wrong with a value; null if nothing is
+    find_problems(values, "long")        pa.StringArray: what is wrong with a value; null if nothing is
 
 | name | of | as |
 |---|---|---|
@@ -39,23 +39,23 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lastkey.logformat.primitives.binary_arrays import is_bytes, spans_of, whole_array
-from lastkey.logformat.primitives.java_text import text_of
+from lastkey.logformat.primitives.java_text import decode_text
 from lastkey.udfs.decode.base64_kernels import write_base64
 
 _MAX_TEXT_BYTES: Final = 2**31 - 1
 
 
-def valid_of(values: Any) -> NDArray[np.bool_]:
+def validity_mask(values: Any) -> NDArray[np.bool_]:
     """Return bool[n]: which values are not null."""
     return np.asarray(values.is_valid())
 
 
-def sizes_of(values: Any) -> NDArray[Any]:
+def value_sizes(values: Any) -> NDArray[Any]:
     """Return int[n]: bytes of each value; -1: null."""
     return np.asarray(pc.fill_null(pc.binary_length(values), -1))
 
 
-def rows_of(values: Any, wanted: NDArray[np.bool_], width: int) -> NDArray[np.uint8]:
+def fixed_width_rows(values: Any, wanted: NDArray[np.bool_], width: int) -> NDArray[np.uint8]:
     """Return the wanted values, all of `width` bytes, as uint8[m, width]. wanted: bool[n], none of them null."""
     chosen = values if wanted.all() else values.filter(pa.array(wanted))
     data, at = spans_of(chosen)
@@ -116,7 +116,7 @@ def checked_errors(errors: str) -> str:
     return errors
 
 
-def problems_of(values: Any, name: str) -> Any:
+def find_problems(values: Any, name: str) -> Any:
     """Say what is wrong with each value, as pa.StringArray; null if nothing is."""
     return _read(values, name)[1]
 
@@ -159,7 +159,7 @@ def _read(values: Any, name: str) -> tuple[Any, Any]:
 
 
 def _string(values: Any) -> tuple[Any, Any]:
-    text = text_of(values)
+    text = decode_text(values)
     changed = pc.fill_null(pc.not_equal(text.view(pa.binary()), values), False)
     reasons = pc.if_else(changed, "expected UTF-8, found other bytes", pa.scalar(None, pa.string()))
     return text, reasons
@@ -191,7 +191,7 @@ def _no_json(name: str) -> None:
 def _hex(values: Any) -> tuple[Any, Any]:
     data, at = spans_of(pc.fill_null(values, b""))
     text = _HEX[data[at[0] : at[-1]]].view(np.uint8)
-    return text_column(text, 2 * (at.astype(np.int64) - at[0]), valid_of(values)), no_reasons(values)
+    return text_column(text, 2 * (at.astype(np.int64) - at[0]), validity_mask(values)), no_reasons(values)
 
 
 def _base64(values: Any) -> tuple[Any, Any]:
@@ -200,15 +200,15 @@ def _base64(values: Any) -> tuple[Any, Any]:
     np.cumsum((np.diff(at).astype(np.int64) + 2) // 3 * 4, out=ends[1:])
     text = np.empty(ends[-1], np.uint8)
     write_base64(data, at, _BASE64, text)
-    return text_column(text, ends, valid_of(values)), no_reasons(values)
+    return text_column(text, ends, validity_mask(values)), no_reasons(values)
 
 
 def _uuid(values: Any) -> tuple[Any, Any]:
-    sizes = sizes_of(values)
+    sizes = value_sizes(values)
     short, long = sizes == 16, sizes == 36
     text = np.empty((len(values), 36), np.uint8)
-    text[short] = _as_uuids(rows_of(values, short, 16))
-    given = rows_of(values, long, 36)
+    text[short] = _as_uuids(fixed_width_rows(values, short, 16))
+    given = fixed_width_rows(values, long, 36)
     lower = given | 0x20  # letters; digits and the dash have this bit already
     digit = ((given >= ord("0")) & (given <= ord("9"))) | ((lower >= ord("a")) & (lower <= ord("f")))
     good = (given[:, _DASHES] == ord("-")).all(axis=1) & digit[:, _DIGITS].all(axis=1)
@@ -229,18 +229,18 @@ def _number(code: str, result: Any) -> Decoder:
     said = f"expected {kind.itemsize} bytes, found {{}}"
 
     def read(values: Any) -> tuple[Any, Any]:
-        fits = sizes_of(values) == kind.itemsize
+        fits = value_sizes(values) == kind.itemsize
         out = np.zeros(len(values), kind.newbyteorder("="))
-        out[fits] = rows_of(values, fits, kind.itemsize).view(kind)[:, 0]
+        out[fits] = fixed_width_rows(values, fits, kind.itemsize).view(kind)[:, 0]
         return pa.array(out, result, mask=~fits), _reasons(values, fits, said)
 
     return Decoder(result, read)
 
 
 def _boolean(values: Any) -> tuple[Any, Any]:
-    fits = sizes_of(values) == 1
+    fits = value_sizes(values) == 1
     byte = np.zeros(len(values), np.uint8)
-    byte[fits] = rows_of(values, fits, 1)[:, 0]
+    byte[fits] = fixed_width_rows(values, fits, 1)[:, 0]
     fits &= byte <= 1
     return pa.array(byte == 1, pa.bool_(), mask=~fits), _reasons(values, fits, "expected one byte, 0 or 1, found {}")
 
@@ -251,14 +251,14 @@ def _boolean(values: Any) -> tuple[Any, Any]:
 def _schema_id(values: Any) -> tuple[Any, Any]:
     found = _prefixed(values, b"\0", _ID_PREFIX)
     out = np.zeros(len(values), np.int32)
-    out[found] = rows_of(pc.binary_slice(values, 1, _ID_PREFIX), found, 4).view(">i4")[:, 0]
+    out[found] = fixed_width_rows(pc.binary_slice(values, 1, _ID_PREFIX), found, 4).view(">i4")[:, 0]
     said = "expected a byte 0 and a schema id in 4 bytes, found {}"
     return pa.array(out, pa.int32(), mask=~found), _reasons(values, found, said)
 
 
 def _schema_guid(values: Any) -> tuple[Any, Any]:
     found = _prefixed(values, b"\1", _GUID_PREFIX)
-    text = _as_uuids(rows_of(pc.binary_slice(values, 1, _GUID_PREFIX), found, 16))
+    text = _as_uuids(fixed_width_rows(pc.binary_slice(values, 1, _GUID_PREFIX), found, 16))
     ends = np.zeros(len(values) + 1, np.int64)
     np.cumsum(np.where(found, 36, 0), out=ends[1:])
     said = "expected a byte 1 and a schema's GUID in 16 bytes, found {}"
@@ -277,7 +277,7 @@ def _payload(values: Any) -> tuple[Any, Any]:
 
 def _prefixed(values: Any, magic: bytes, size: int) -> NDArray[np.bool_]:
     begins = pc.fill_null(pc.equal(pc.binary_slice(values, 0, 1), magic), False)
-    return np.asarray(begins) & (sizes_of(values) >= size)
+    return np.asarray(begins) & (value_sizes(values) >= size)
 
 
 # -- arrays
@@ -291,7 +291,7 @@ def _as_uuids(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _reasons(values: Any, found: NDArray[np.bool_], said: str) -> Any:
-    if (found | ~valid_of(values)).all():
+    if (found | ~validity_mask(values)).all():
         return no_reasons(values)
     before, after = said.split("{}")
     first, _ = _hex(pc.binary_slice(values, 0, 1))

@@ -23,7 +23,7 @@ def json_lines(rows: Any) -> memoryview:
     """Return a pa.RecordBatch as the bytes of its lines."""
     names = [f'{"," if number else "{"}"{name}":' for number, name in enumerate(rows.schema.names)]
     parts = [part for name, values in zip(names, rows.columns, strict=True) for part in (name, json_texts(values))]
-    return _bytes_of(_joined(*parts, "}\n"))
+    return _joined_bytes(_joined(*parts, "}\n"))
 
 
 def json_texts(values: Any) -> Any:
@@ -80,7 +80,7 @@ def _joined(*parts: Any) -> Any:
     )
 
 
-def _bytes_of(texts: Any) -> memoryview:
+def _joined_bytes(texts: Any) -> memoryview:
     """Return the bytes of texts without nulls, one behind the other."""
     _, offsets, data = texts.buffers()
     at = memoryview(offsets).cast("q")

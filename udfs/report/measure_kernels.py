@@ -9,7 +9,7 @@ import numpy as np
 from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK, TIMESTAMP_TYPE_MASK
-from lastkey.udfs.compact.clean.key_kernels import SLOT, entry_of, probe
+from lastkey.udfs.compact.clean.key_kernels import SLOT, hash_entry, probe
 from lastkey.udfs.compact.verdicts import DROPPED
 
 # columns of the sums of a segment
@@ -67,7 +67,7 @@ def count_keys(
             is_last[row] = True
             if control or span.null_key:
                 continue
-            low, high = entry_of(span)
+            low, high = hash_entry(span)
             offset = base + span.offset_delta
             slot = probe(table, zero, mask, low, high)
             if slot < 0:
@@ -97,7 +97,7 @@ class RunDecisions(NamedTuple):
 
 
 @inline
-def _time_of(batch: np.ndarray, body: np.ndarray, span: np.ndarray) -> int:
+def _record_time(batch: np.ndarray, body: np.ndarray, span: np.ndarray) -> int:
     """Return a record's timestamp: that of its batch for LogAppendTime."""
     if batch.magic >= 2 and batch.attributes & TIMESTAMP_TYPE_MASK != 0:
         return np.int64(batch.max_timestamp)
@@ -132,7 +132,7 @@ def add_up(run: Run, seen: RunDecisions, now_ms: int, sums: np.ndarray, ages: np
             sums[RECORDS] += 1
             if span.null_key:
                 sums[NULL_KEYS] += 1
-            time = _time_of(batch, body, span)
+            time = _record_time(batch, body, span)
             usable = 0 <= time <= LAST_TIME
             if usable:
                 sums[MIN_TIME] = min(sums[MIN_TIME], time)
@@ -169,6 +169,6 @@ def add_times(run: Run, first_bucket: int, width_ms: int, counts: np.ndarray) ->
         if not run.wanted[i] or batches[i].attributes & CONTROL_MASK != 0:
             continue
         for row in range(bodies[i].first_span, bodies[i].first_span + bodies[i].n_records):
-            time = _time_of(batches[i], bodies[i], spans[row])
+            time = _record_time(batches[i], bodies[i], spans[row])
             if 0 <= time <= LAST_TIME:
                 counts[time // width_ms - first_bucket] += 1

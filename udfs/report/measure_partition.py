@@ -36,7 +36,7 @@ from lastkey.udfs.compact.passes import Clock, clean_everything
 from lastkey.udfs.compact.plan import CleanPolicy, Extent, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
-from lastkey.udfs.compact.scan.due import expired, times_of
+from lastkey.udfs.compact.scan.due import collect_times, expired
 from lastkey.udfs.compact.scan.scan_partition import (
     check_checkpoints,
     check_gaps,
@@ -401,7 +401,7 @@ def _gain(plan: PartitionPlan, scans: Sequence[SegmentScan], tally: Tally, buffe
 
 def _expiring(plan: PartitionPlan, sources: Sequence[SegmentScan]) -> tuple[Expired, ...]:
     """Return the segments that retention would delete, by headers alone, before any cleaning."""
-    facts = times_of(sources)
+    facts = collect_times(sources)
     by_rule = expired(plan, facts, sealed=False)
     ends = [*(s.first_offset for s in sources[1:]), 0]  # the last one stays
     rows = [(s.first_offset, end, s.segment.records, s.size) for s, end in zip(sources, ends, strict=True)]

@@ -110,7 +110,7 @@ class Findings:
             self.problems.append(problem)
 
 
-def result_of(plan: CheckPlan, found: Findings, seconds: float, compared_records: int = 0) -> CheckResult:
+def make_result(plan: CheckPlan, found: Findings, seconds: float, compared_records: int = 0) -> CheckResult:
     """Return the findings as a value."""
     facts = found.facts
     return CheckResult(

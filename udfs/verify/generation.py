@@ -18,7 +18,7 @@ from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.segments import LastBatch, side_checksums
 from lastkey.udfs.storage import open_root, read_file, sizes_in
 from lastkey.udfs.verify.blocks import Order, Side, scan_headers
-from lastkey.udfs.verify.findings import CheckedSegment, CheckPlan, CheckResult, Findings, result_of
+from lastkey.udfs.verify.findings import CheckedSegment, CheckPlan, CheckResult, Findings, make_result
 from lastkey.udfs.verify.parent import AllowedDrops, compare
 from lastkey.udfs.verify.partition import check_side
 from lastkey.udfs.verify.transactions import open_transactions
@@ -94,7 +94,7 @@ def check_generation(plan: GenerationPlan) -> CheckResult:
             found.not_checked.append(f"{plan.side.name}: comparison with its source, which has problems")
         else:
             compared = done
-    return result_of(plan.side, found, time.perf_counter() - started, compared)
+    return make_result(plan.side, found, time.perf_counter() - started, compared)
 
 
 def _check_manifest(plan: GenerationPlan, found: Findings) -> None:

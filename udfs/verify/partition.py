@@ -33,7 +33,7 @@ from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch, SideFile
 from lastkey.udfs.storage import file_size, log_file, open_root, read_file
 from lastkey.udfs.verify.batch_order import Epochs, Placed, Producers
-from lastkey.udfs.verify.findings import CheckedSegment, CheckPlan, CheckResult, Findings, result_of
+from lastkey.udfs.verify.findings import CheckedSegment, CheckPlan, CheckResult, Findings, make_result
 from lastkey.udfs.verify.gaps import Thinned, gap_problems
 from lastkey.udfs.verify.indexes import Expected, IndexCheck, IndexFile
 from lastkey.udfs.verify.transactions import (
@@ -56,7 +56,7 @@ def check_partition(plan: CheckPlan) -> CheckResult:
     started = time.perf_counter()
     found = Findings()
     found.attempt(lambda: check_side(plan, found), plan.name, logged=True)
-    return result_of(plan, found, time.perf_counter() - started)
+    return make_result(plan, found, time.perf_counter() - started)
 
 
 def check_side(plan: CheckPlan, found: Findings) -> None:
@@ -87,8 +87,8 @@ def _check_segment(
     active = after is None and not plan.sealed and not plan.generation
     facts = CheckedSegment(path, base)
     found.facts.append(facts)
-    index = segment.index or _path_of(path, "index")
-    times = segment.time_index or _path_of(path, "timeindex")
+    index = segment.index or _side_file_path(path, "index")
+    times = segment.time_index or _side_file_path(path, "timeindex")
     indexes = IndexCheck(
         base,
         IndexFile("offset", index, _data(plan, segment, segment.index, found, segment.size_bytes)),
@@ -134,7 +134,7 @@ def _check_segment(
     return np.concatenate([np.empty(0, TXN_ROW), *rows])
 
 
-def _path_of(log_path: str, kind: str) -> str:
+def _side_file_path(log_path: str, kind: str) -> str:
     return f"{log_path.partition('.log')[0]}.{kind}"
 
 
@@ -283,7 +283,7 @@ def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:
         inside = (completed["last_offset"] >= low) & (completed["last_offset"] < high)
         here = (markers["base_offset"] >= low) & (markers["base_offset"] < high)
         data = _data(plan, segment, segment.txn_index, found)
-        path = segment.txn_index or _path_of(segment.path, "txnindex")
+        path = segment.txn_index or _side_file_path(segment.path, "txnindex")
         ended = completed[inside & aborted]
         for error in check_txn_index(data or b"", path, ended, markers[here], previous[here], dense_from):
             found.add(error)

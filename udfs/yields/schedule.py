@@ -63,14 +63,14 @@ def cost_of_all(size_bytes: int) -> int:
     return (READS_OF_ALL + WRITES) * size_bytes
 
 
-def cost_of(size_bytes: np.ndarray) -> np.ndarray:
+def estimate_cost(size_bytes: np.ndarray) -> np.ndarray:
     """Return int64[n], the bytes that the rewrite of a segment moves at most: what is dead may be short records."""
     return (READS + WRITES) * size_bytes
 
 
 def choose(segments: Segments, policy: ScheduleLimits) -> Schedule:
     """Return the segments that a run by yield rewrites."""
-    share, cost = segments.dead_share(), cost_of(segments.size_bytes)
+    share, cost = segments.dead_share(), estimate_cost(segments.size_bytes)
     live = segments.size_bytes * (1 - share)
     reason = np.where(segments.must, MUST, KEPT).astype(np.int8)
     left = np.inf if policy.io_budget_bytes is None else policy.io_budget_bytes - int(cost[segments.must].sum())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs.command import stopping
-from lastkey.jobs.command.stopping import InterruptedRunError, Stop, TerminatedError, result_of, stoppable
+from lastkey.jobs.command.stopping import InterruptedRunError, Stop, TerminatedError, await_result, stoppable
 
 PATIENCE = 60.0
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,7 +125,7 @@ def test_a_signal_that_another_thread_got_is_heard():
     thread.start()
     with pytest.raises(TerminatedError):
         started.set()  # only now, for start() sleeps too
-        result_of(never)
+        await_result(never)
     heard.set()
     thread.join(PATIENCE)
     assert slept == []

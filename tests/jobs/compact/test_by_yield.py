@@ -152,7 +152,7 @@ def test_verify_sees_a_deleted_value_that_came_back(tmp_path: Path, monkeypatch:
     nights.settings |= {"delete.retention.ms": 0, "compaction.full.ms": 1000 * DAY}
     for text in (COLD, "c3=- h1=1 h2=1 h3=1", "h1=2 h2=2 h3=2"):
         if text.startswith("h1"):
-            monkeypatch.setattr("lastkey.udfs.compact.passes._rules_of", _naive)
+            monkeypatch.setattr("lastkey.udfs.compact.passes._prepare_rules", _naive)
         nights.grow(text)
         nights.run()
     nights.job("verify", code=3)

@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
-from lastkey.jobs.compact.plan_partitions import Draft, shares_of
-from lastkey.jobs.compact.waves import choose_ways, several_of
+from lastkey.jobs.compact.plan_partitions import Draft, share_budget
+from lastkey.jobs.compact.waves import choose_ways, count_large_partitions
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionInput, PartitionPlan, SplitBy
@@ -38,7 +38,7 @@ GIB = 1 << 30
     ],
 )
 def test_the_largest_as_far_as_the_wave_is_done_sooner(sizes: list[int], cores: int, expected: int) -> None:
-    assert several_of(sizes, cores) == expected
+    assert count_large_partitions(sizes, cores) == expected
 
 
 class EightCores(SparkTasks):
@@ -104,11 +104,11 @@ def test_a_budget_goes_where_most_is_dead_and_to_whole_runs_that_it_suffices_for
         ]
 
     def shares(*, io_budget: int, **overdue: int) -> list[int | None]:
-        return shares_of(io_budget, drafts(**overdue), full)
+        return share_budget(io_budget, drafts(**overdue), full)
 
     assert shares(io_budget=100) == [40, 60, 0, 0]
     assert shares(io_budget=109) == [49, 60, 0, 0]
     assert shares(io_budget=169) == [70, 70, 19, 10]
     assert shares(io_budget=100, p3=0) == [0, 20, 0, 80]  # 20 bytes, read twice, written, and read back
     assert shares(io_budget=70, p3=0) == [10, 60, 0, 0]
-    assert shares_of(None, drafts(), full) == [None] * 4
+    assert share_budget(None, drafts(), full) == [None] * 4

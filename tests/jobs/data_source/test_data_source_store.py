@@ -9,7 +9,7 @@ import pytest
 from chispa import assert_df_equality
 
 from lastkey.jobs.data_source.read import read_task
-from lastkey.jobs.data_source.source import columns_of
+from lastkey.jobs.data_source.source import select_columns
 from lastkey.jobs.errors import NO_GENERATION, ConflictError, MissingPathError, UsageError
 from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.jobs.store.tables import open_state
@@ -161,7 +161,7 @@ def test_generations_that_the_job_wrote(spark, tmp_path, tmp_path_factory):
         put(only_input(cases[name]), lab.archive / f"{topic}-0")
     lab.run(now + 30 * HOUR, force=True)
     options = options_of("kafka_log", None, store=str(lab.store))
-    schema = columns_of(BY_NAME["kafka_log"].columns, options)
+    schema = select_columns(BY_NAME["kafka_log"].columns, options)
     while_it_ran = [r for task in planned for b in read_task(options, schema, _Partition(task)) for r in b.to_pylist()]
     assert rows_of(while_it_ran) == first
     assert rows_of(read("kafka_log", None, store=str(lab.store), generation="1").to_pylist()) == first

@@ -11,7 +11,7 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
-from lastkey.jobs.data_source.source import KafkaLog, columns_of
+from lastkey.jobs.data_source.source import KafkaLog, select_columns
 from lastkey.jobs.data_source.stream import StreamReader
 from lastkey.jobs.errors import DATA_LOSS, UsageError
 from lastkey.logformat.errors import LogFormatError
@@ -24,7 +24,9 @@ SCHEMA = pa.schema([pa.field(name, RECORDS.field(name).type) for name in ("topic
 
 
 def problem_field() -> pa.Field:
-    return columns_of(KafkaLog.columns, KafkaLog({"path": "x", "badRecords": "quarantine"}).parsed()).field("problem")
+    return select_columns(KafkaLog.columns, KafkaLog({"path": "x", "badRecords": "quarantine"}).parsed()).field(
+        "problem"
+    )
 
 
 class Growing:

@@ -19,11 +19,11 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.store_options import RebuildStateOptions, RestoreOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.compact import waves
-from lastkey.jobs.compact.commit_rows import commit_of
+from lastkey.jobs.compact.commit_rows import make_commit
 from lastkey.jobs.erase import job as erase
 from lastkey.jobs.errors import ERASED_RECORDS, UsageError
 from lastkey.jobs.restore import job as restore
-from lastkey.jobs.store.erasures import bounds_of, secret_of
+from lastkey.jobs.store.erasures import derive_secret, parse_bounds
 from lastkey.jobs.store.rows import Commit
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.side_files import checkpoints
@@ -130,7 +130,7 @@ def test_a_digest_is_what_openssl_says(tmp_path: Path) -> None:
     world = made(tmp_path, "ann=1", "b=1")
     world.erase("ann")
     (path,) = (world.lab.store / "erasures").iterdir()
-    hexkey = struct.pack("<QQ", *secret_of(SECRET)).hex()
+    hexkey = struct.pack("<QQ", *derive_secret(SECRET)).hex()
     said = subprocess.run(
         ["openssl", "mac", "-macopt", f"hexkey:{hexkey}", "-macopt", "size:16", "SIPHASH"],
         input=b"ann", capture_output=True, check=True,
@@ -189,7 +189,7 @@ def test_nothing_from_before_is_brought_back(tmp_path: Path) -> None:
     """Rollback, restore, readers of an older generation, and rebuild-state with a choice are refused."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     world.erase("ann")
-    (erasure,) = bounds_of(world.lab.state().checkpoints()["t", 0])
+    (erasure,) = parse_bounds(world.lab.state().checkpoints()["t", 0])
     store = str(world.lab.store)
     for refused in (
         lambda: rollback.run(RollbackOptions(store, 1), Silent()),
@@ -214,7 +214,7 @@ def test_nothing_from_before_is_brought_back(tmp_path: Path) -> None:
             rebuild_state.run(RebuildStateOptions(store, choose=(f"t-0={choice}",)), Silent())
     rebuild_state.run(RebuildStateOptions(store, choose=(f"t-0={runs[2]}",)), Silent())
     row = world.lab.state().checkpoints()["t", 0]
-    assert bounds_of(row) == {erasure: {row.topic_id: 3}}
+    assert parse_bounds(row) == {erasure: {row.topic_id: 3}}
     assert world.judge() == ""
 
 
@@ -500,11 +500,11 @@ def test_verify_counts_what_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """A record that the run does not say to be erased was lost."""
 
     def miscounted(*args: Any, **options: Any) -> Commit:
-        made = commit_of(*args, **options)
+        made = make_commit(*args, **options)
         return replace(made, run=replace(made.run, dropped_erased=made.run.dropped_erased - 1))
 
     world = made(tmp_path, "ann=1 bob=1", "ann=2 cem=1")
-    monkeypatch.setattr(waves, "commit_of", miscounted)
+    monkeypatch.setattr(waves, "make_commit", miscounted)
     world.erase("ann")
     assert ["1 erased records, as the run says" in str(p) for p in verified(world)] == [True]
 

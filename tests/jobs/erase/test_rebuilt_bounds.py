@@ -13,7 +13,7 @@ from lastkey.jobs import rebuild_state
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.store_options import RebuildStateOptions
 from lastkey.jobs.errors import UNDECIDED, UsageError
-from lastkey.jobs.store.erasures import bounds_of
+from lastkey.jobs.store.erasures import parse_bounds
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.erasures import Erasures, made, places_of
 from tests.builders.errors import raises_kind
@@ -114,14 +114,14 @@ def test_an_unreadable_generation_beside_the_parent_of_the_chosen_one_is_refused
 
 def test_bounds_of_a_log_before_a_topic_was_made_again_do_not_bound_the_new_one(tmp_path, monkeypatch):
     world = made_again(tmp_path)
-    current, bounds = world.lab.folder(), bounds_of(world.lab.state().checkpoints()["t", 0])
+    current, bounds = world.lab.folder(), parse_bounds(world.lab.state().checkpoints()["t", 0])
     world.grow("dan=8", roll=True)
     die_before_the_commit(world)
     lose_tables(world, tmp_path)
     with raises_kind(UNDECIDED):
         rebuild(world)
     rebuild(world, f"t-0={run_id(current)}")
-    assert bounds_of(world.lab.state().checkpoints()["t", 0]) == bounds
+    assert parse_bounds(world.lab.state().checkpoints()["t", 0]) == bounds
     world.grow("ann=9", roll=True)  # a new record of a new log
     world.grow("zoe=9", roll=True)
     assert world.compact().exit_code == 0
@@ -137,12 +137,12 @@ def test_bounds_of_a_generation_count_no_more_once_its_child_has_others(tmp_path
     world.grow("ann=3", roll=True)
     world.grow("eve=1", roll=True)
     assert world.compact().exit_code == 0
-    current, bounds = world.lab.folder(), bounds_of(world.lab.state().checkpoints()["t", 0])
+    current, bounds = world.lab.folder(), parse_bounds(world.lab.state().checkpoints()["t", 0])
     world.grow("fay=1", roll=True)
     die_before_the_commit(world)
     lose_tables(world, tmp_path)
     rebuild(world, f"t-0={run_id(current)}")
-    assert bounds_of(world.lab.state().checkpoints()["t", 0]) == bounds
+    assert parse_bounds(world.lab.state().checkpoints()["t", 0]) == bounds
     assert world.compact().exit_code == 0
     assert [(r.key, r.value) for r in world.current() if r.key == b"ann"] == [(b"ann", b"3")]
 

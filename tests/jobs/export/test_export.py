@@ -194,7 +194,7 @@ def test_of_two_exports_at_once_into_a_bucket_the_newer_one_wins(archive, tmp_pa
     out = tmp_path / "out"
 
     def taken() -> None:
-        ExportFolder(open_root(str(out)), job.request_of(options(archive, out, kind))).begin(["orders", "users"])
+        ExportFolder(open_root(str(out)), job.describe_request(options(archive, out, kind))).begin(["orders", "users"])
 
     with at_step("files exported", taken), pytest.raises(ConflictError, match="a newer one"):
         export(archive, out, kind, engine="threads")

@@ -261,7 +261,7 @@ def test_times_that_cannot_be_have_a_page(tmp_path):
 
 
 def test_joined_columns_say_so(page):
-    text = page.page_of(large(1, 300))
+    text = page.render_page(large(1, 300))
     assert "300 segments: " in text and "; a column is 3 segments" in text and "and 2 more" in text
     assert "; a column is 6 days" in text
 
@@ -282,13 +282,13 @@ def test_the_archive_that_ships_with_the_project_is_as_readme_says():
 
 @pytest.mark.slow
 def test_a_large_archive_gives_a_page_of_a_few_mb(page):
-    text = page.page_of(large(1000, 100))
+    text = page.render_page(large(1000, 100))
     assert len(text.encode()) < 5_000_000
     needs_nothing_else(text)
 
 
 def test_a_page_of_300_partitions_has_all_of_them_in_6_kb_each(page):
-    text = page.page_of(many())
+    text = page.render_page(many())
     assert 300 * 5_000 < len(text.encode()) < 300 * 6_500
     assert text.count('<a href="#p') == 300 + 1 and text.count('class="box topic"') == 100  # and #partitions
     assert "75 compacted topics, largest first: " in text and "; the first 12 of 75 values, " in text
@@ -327,7 +327,7 @@ def test_history_of_a_store_is_drawn_and_listed(page):
             "bytes_after": 1024,
         }
         report.history.setdefault(key, []).append(RunRow(**row))
-    text = page.page_of(report)
+    text = page.render_page(report)
     assert "Cleaning history" in text and "75.0 %" in text and "run2" in text
     assert asdict(report.history[key][0]) in report.to_json()["history"]
     needs_nothing_else(text)
@@ -380,7 +380,7 @@ def test_runs_by_yield_are_drawn_with_what_they_expected(tmp_path):
     report = archive_report.run(options(lab.archive, stores=str(lab.store)), Silent())
     said = json.loads(json.dumps(report.to_json()))["yields"]
     runs = report.history["t", 0][::-1]
-    rows = lab.state().segments_of([(("t", 0), run.generation_after, run.run_id) for run in runs])
+    rows = lab.state().read_segments([(("t", 0), run.generation_after, run.run_id) for run in runs])
     told, sums = [], []
     for run, of in zip(runs, rows.values(), strict=True):
         old = [s for s in of if s.expected_dead >= 0]

@@ -18,7 +18,7 @@ from lastkey.jobs.errors import OTHER_FORMAT
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.restore.choose_generations import choose
 from lastkey.jobs.restore.report import RestoreReport
-from lastkey.jobs.store.generations import manifests_of, open_store
+from lastkey.jobs.store.generations import load_manifests, open_store
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.jobs.verify import job as verify
 from lastkey.logformat.listing import Segment
@@ -107,7 +107,7 @@ def test_the_manifest_says_which_segments_become_magic_2(
     newer = as_v3(archive, tmp_path / "newer")
     stored(newer, tmp_path, now_ms)
     tables = open_store(str(tmp_path / "store"))
-    rows = [row for rows in manifests_of(tables, choose(tables, EVERY_TOPIC, None)).values() for row in rows]
+    rows = [row for rows in load_manifests(tables, choose(tables, EVERY_TOPIC, None)).values() for row in rows]
     for row in rows:
         root = tmp_path / "store" if row.root == "store" else newer
         assert row.magics == magics_of((root / row.path).read_bytes()[: row.size_bytes])
@@ -124,9 +124,9 @@ def test_the_manifest_says_which_segments_become_magic_2(
     assert not walked
 
     def older(*given: Any) -> dict[Any, list[Segment]]:
-        return {key: [replace(row, magics=None) for row in rows] for key, rows in manifests_of(*given).items()}
+        return {key: [replace(row, magics=None) for row in rows] for key, rows in load_manifests(*given).items()}
 
-    monkeypatch.setattr(restore, "manifests_of", older)
+    monkeypatch.setattr(restore, "load_manifests", older)
     again = restore.run(RestoreOptions(str(tmp_path / "store"), str(tmp_path / "walked")), Silent())
     assert len(walked) == len(rows)
     assert files_of(tmp_path / "walked") == files_of(tmp_path / "told") == files_of(tmp_path / "out")

@@ -29,7 +29,7 @@ from lastkey.jobs.store.rows import (
     arrow_schema,
     checkpoint_schema,
     from_arrow,
-    segment_of,
+    parse_segment,
     to_arrow,
 )
 from lastkey.jobs.store.tables import open_state
@@ -587,6 +587,6 @@ def test_spark_reads_the_tables(state, store, spark):
     assert decided.keys() == {("t", 0), ("t", 1), ("t", 7)}
     at = decided["t", 0]
     assert {name: at[name] for name in arrow_schema(Checkpoint).names} == dataclasses.asdict(second.checkpoint)
-    assert [segment_of(segment) for segment in at["segments"]] == manifest_of(state, "t", 0)
+    assert [parse_segment(segment) for segment in at["segments"]] == manifest_of(state, "t", 0)
     assert PartitionState(topic="t", partition=0, **at["partition_state"]) == second.partition_state
     assert (decided["t", 7]["generation"], decided["t", 7]["run_id"]) == (0, None)

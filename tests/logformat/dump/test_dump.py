@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 from lastkey.logformat.control_characters import visible, visible_bytes
-from lastkey.logformat.dump.files import DumpOptions, dump, kind_of
+from lastkey.logformat.dump.files import DumpOptions, dump, file_kind
 from lastkey.logformat.dump.lines import json_lines
 from lastkey.logformat.dump.log import LogOptions, RecordLimits, as_strings
-from lastkey.logformat.primitives.java_text import text_of
+from lastkey.logformat.primitives.java_text import decode_text
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import START_MS, Row, arrow_records, write_partition, write_segment
 from tests.golden import DUMPED, golden
@@ -111,7 +111,7 @@ def test_unknown_files_are_named(tmp_path):
     path.write_bytes(b"")
     _, findings = dumped(path)
     assert findings.unknown == [str(path)]
-    assert kind_of("00000000000000000000.log.deleted") is None
+    assert file_kind("00000000000000000000.log.deleted") is None
 
 
 def test_sparse_offsets_are_reported(tmp_path):
@@ -200,9 +200,9 @@ def test_malformed_text_is_as_javas():
     values = [bytes(word) for n in range(4) for word in itertools.product(interesting, repeat=n)]
     rng = random.Random(1)
     values += [bytes(rng.choice(interesting) for _ in range(rng.randrange(12))) for _ in range(2000)]
-    got = text_of(pa.array(values, pa.binary())).to_pylist()
+    got = decode_text(pa.array(values, pa.binary())).to_pylist()
     assert got == [java_text.decode(value) for value in values]
-    sliced = text_of(pa.array(values, pa.binary())[17:90]).to_pylist()
+    sliced = decode_text(pa.array(values, pa.binary())[17:90]).to_pylist()
     assert sliced == got[17:90]
 
 

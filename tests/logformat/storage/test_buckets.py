@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from lastkey.logformat.errors import PlaceError
-from lastkey.logformat.storage.buckets import address, bucket_of, delta_place
+from lastkey.logformat.storage.buckets import address, delta_place, parse_bucket
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.logformat.storage.locations import canonical, file_system
 
@@ -41,7 +41,7 @@ def test_the_account_of_a_uri(uri, given, url, monkeypatch):
     for name, value in given.items():
         monkeypatch.setenv(f"AZURE_STORAGE_{name}", value)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "aHVzaA==")
-    bucket = bucket_of(uri)
+    bucket = parse_bucket(uri)
     assert bucket is not None and (bucket.endpoint, bucket.account) == (url, "me")
     assert "aHVzaA" not in repr(bucket)
     place, options = delta_place(bucket, "c/a b")
@@ -79,10 +79,10 @@ def test_names_of_the_same(monkeypatch):
 
 
 def test_another_server_of_google_is_asked_without_credentials(monkeypatch):
-    google = bucket_of("gs://b/a")
+    google = parse_bucket("gs://b/a")
     assert google is not None and dict(google.settings)["google_skip_signature"] == "false"
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:4443")
-    emulator = bucket_of("gs://b/a")
+    emulator = parse_bucket("gs://b/a")
     assert emulator is not None
     place, options = delta_place(emulator, "b/a")
     key = json.loads(options["google_service_account_key"])
@@ -95,7 +95,7 @@ def test_each_name_of_the_endpoint_of_s3_counts(name, monkeypatch):
     for each in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, "http://127.0.0.1:9")
-    bucket = bucket_of("s3://b/a")
+    bucket = parse_bucket("s3://b/a")
     assert bucket is not None and bucket.endpoint == "http://127.0.0.1:9" and bucket.allows_http
     assert delta_place(bucket, "b/a")[1]["AWS_ENDPOINT_URL"] == "http://127.0.0.1:9"
 

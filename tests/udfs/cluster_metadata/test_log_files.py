@@ -30,7 +30,7 @@ def read(folder):
 
 
 def settings(metadata):
-    return {name: metadata.image.settings_of(TOPIC, name) for name in metadata.image.topics}
+    return {name: metadata.image.get_settings(TOPIC, name) for name in metadata.image.topics}
 
 
 def test_the_newest_value_wins_and_null_removes(tmp_path):

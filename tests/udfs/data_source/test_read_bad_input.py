@@ -364,7 +364,7 @@ def test_files_that_cannot_be_read(part):
 
 def test_a_file_that_shrinks_after_it_was_listed(part):
     from lastkey.jobs.data_source.read import read_task
-    from lastkey.jobs.data_source.source import columns_of
+    from lastkey.jobs.data_source.source import select_columns
     from tests.builders.sources import BY_NAME, _Partition, options_of, tasks_of
 
     for given, kept in (({}, None), ({"badRecords": "quarantine"}, [o for o in ALL if not INNER <= o < 2 * INNER])):
@@ -372,7 +372,7 @@ def test_a_file_that_shrinks_after_it_was_listed(part):
         whole = part.log(INNER).read_bytes()
         part.log(INNER).write_bytes(whole[:100])
         options = options_of("kafka_log", part.root, **given)
-        schema = columns_of(BY_NAME["kafka_log"].columns, options)
+        schema = select_columns(BY_NAME["kafka_log"].columns, options)
         if kept is None:
             with pytest.raises(LogFormatError, match="changed"):
                 [batch for task in tasks for batch in read_task(options, schema, _Partition(task))]

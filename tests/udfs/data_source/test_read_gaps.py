@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lastkey.jobs.data_source.source import KafkaLog, columns_of
+from lastkey.jobs.data_source.source import KafkaLog, select_columns
 from lastkey.jobs.data_source.stream import StreamReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.names import segment_file
@@ -223,7 +223,7 @@ def test_a_cleaners_work_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.
 
 def stream_of(part: Partition, **options: str) -> StreamReader:
     parsed = options_of("kafka_log", part.root, **options)
-    return StreamReader(parsed, columns_of(KafkaLog.columns, parsed))
+    return StreamReader(parsed, select_columns(KafkaLog.columns, parsed))
 
 
 def micro_batch(stream: StreamReader, start: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastkey.udfs.decode.decoders import DECODERS, DecodeError, decode, problems_of
+from lastkey.udfs.decode.decoders import DECODERS, DecodeError, decode, find_problems
 
 VALUES = st.lists(st.none() | st.binary(max_size=40), max_size=12)
 NUMBERS = {"short": ">h", "int": ">i", "long": ">q", "float": ">f", "double": ">d"}
@@ -54,7 +54,7 @@ def test_each_decoder_decodes_as_its_twin(name, values, first, magic):
     got.validate(full=True)
     assert got.type == DECODERS[name].result
     np.testing.assert_equal(got.to_pylist(), expected)  # NaN is NaN
-    said = [reason is not None for reason in problems_of(column(values, first), name).to_pylist()]
+    said = [reason is not None for reason in find_problems(column(values, first), name).to_pylist()]
     assert said == [value is not None and one is None for value, one in zip(values, expected, strict=True)]
 
 
@@ -73,13 +73,13 @@ def test_decoders_keep_empty_columns_and_nulls(name):
     for values in ([], [None], [None, None]):
         for kind in (pa.binary(), pa.null()):
             assert decode(pa.array(values, kind), name).to_pylist() == values
-            assert problems_of(pa.array(values, kind), name).to_pylist() == values
+            assert find_problems(pa.array(values, kind), name).to_pylist() == values
 
 
 def test_string_replaces_as_java_does_and_says_so():
     values = column([b"ab", None, "é€😀".encode(), b"a\xffb", b"\xed\xa0\x80", b""])
     assert decode(values, "string").to_pylist() == ["ab", None, "é€😀", "a�b", "�", ""]
-    said = [reason is not None for reason in problems_of(values, "string").to_pylist()]
+    said = [reason is not None for reason in find_problems(values, "string").to_pylist()]
     assert said == [False, False, False, True, True, False]
     with pytest.raises(DecodeError, match="row 3 cannot be decoded as string"):
         decode(values, "string", errors="fail")
@@ -108,7 +108,7 @@ def test_only_well_formed_uuids_are_decoded():
     ids=range(10),
 )
 def test_malformed_json_has_a_reason(value, problem):
-    reason = problems_of(column([value]), "json")[0].as_py()
+    reason = find_problems(column([value]), "json")[0].as_py()
     assert reason is None if problem is None else problem in reason
     assert decode(column([value]), "json").to_pylist() == [None if problem else value.decode()]
 

@@ -14,7 +14,7 @@ from lastkey.jobs.data_source.plan_tasks import source_partitions
 from lastkey.jobs.lookup.plans import archive_plans
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat.search.partition_log import open_partition
-from lastkey.udfs.data_source.log_end import ends_of
+from lastkey.udfs.data_source.log_end import find_ends
 from lastkey.udfs.lookup.queries import ANSWER, LookupPlan, as_ms, lookup_table, open_log
 from tests.builders.logs import write_partition
 from tests.builders.sources import options_of
@@ -120,7 +120,7 @@ def test_a_transaction_that_began_in_a_segment_that_is_gone_is_still_open(tmp_pa
             (tmp_path / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {checkpoint}\n")
         (plan,) = archive_plans(str(tmp_path), EVERY_TOPIC, [])
         (partition,) = source_partitions(options_of("kafka_log", tmp_path))
-        assert ends(plan) == ends_of(partition, committed=True)[:2] == (3, 3)
+        assert ends(plan) == find_ends(partition, committed=True)[:2] == (3, 3)
 
 
 def ends(plan: LookupPlan) -> tuple[int, int]:

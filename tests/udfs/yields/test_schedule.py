@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastkey.udfs.yields.schedule import FAN_IN, KEPT, MERGED, MUST, YIELD, ScheduleLimits, Segments, choose, cost_of
+from lastkey.udfs.yields.schedule import (
+    FAN_IN,
+    KEPT,
+    MERGED,
+    MUST,
+    YIELD,
+    ScheduleLimits,
+    Segments,
+    choose,
+    estimate_cost,
+)
 
 NO_MERGING = 1  # byte: nothing fits
 
@@ -42,7 +52,7 @@ POLICIES = st.builds(
 def test_what_must_is_rewritten_and_the_budget_kept_for_the_rest(log: Segments, policy: ScheduleLimits) -> None:
     schedule = choose(log, policy)
     assert ((schedule.reason == MUST) == log.must).all()
-    cost = cost_of(log.size_bytes)
+    cost = estimate_cost(log.size_bytes)
     if policy.io_budget_bytes is not None:
         moved, all_moved = (int(cost[of].sum()) for of in (log.must, schedule.reason != KEPT))
         assert all_moved <= max(policy.io_budget_bytes, moved)

@@ -217,7 +217,7 @@ def _seed(plan: PartitionPlan) -> int:
     return crc32c_extend(0, np.frombuffer(hash_key_id(plan.run.secret), np.uint8))
 
 
-def pending_of(rows: Iterable[Segment | None]) -> list[PendingKeys]:
+def list_pending_keys(rows: Iterable[Segment | None]) -> list[PendingKeys]:
     """Return the key files that rows of a manifest name, by offset."""
     told = [PendingKeys(*one) for row in rows if row is not None for one in json.loads(row.key_files or "[]")]
     return sorted(told, key=lambda one: one.first)
@@ -277,7 +277,7 @@ class Winners(_GrowingTable):
             )
 
 
-def versions_of(run: Run, plan: PartitionPlan) -> np.ndarray:
+def read_versions(run: Run, plan: PartitionPlan) -> np.ndarray:
     """Return int64[len(run.spans)]: the version of each record of the wanted batches. NO_VERSION: no version, or no
     key. Records below the log start get less, so that they never supersede readable ones.
     """
@@ -324,7 +324,7 @@ def find_winners(
     for source in sources:
         for run in key_runs(plan, source, rules, buffer, backwards=False):
             part = run if within is None else within(run)
-            versions = versions_of(part, plan)
+            versions = read_versions(part, plan)
             if table.enter(part, versions, np.empty(len(versions), np.bool_), len(versions)):
                 raise TooManyKeys
             highest = max(highest, int(versions.max(initial=NO_VERSION)))

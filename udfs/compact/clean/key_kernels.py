@@ -27,7 +27,7 @@ AHEAD: Final = 16  # records from the prefetch of a slot to its use; tuned: 8 to
 
 
 @inline
-def entry_of(span: np.ndarray) -> tuple[np.uint64, np.uint64]:
+def hash_entry(span: np.ndarray) -> tuple[np.uint64, np.uint64]:
     """Return both halves of a record's key hash as tables hold them: never (0, 0), which is a free slot."""
     return _entry(span.key_low, span.key_high)
 
@@ -115,7 +115,7 @@ def mark_last_offsets(
             if control or span.null_key:
                 may_stay[row] = True
                 continue
-            low, high = entry_of(span)
+            low, high = hash_entry(span)
             slot = probe(table, zero, mask, low, high)
             if slot < 0 and base + span.offset_delta >= first_dirty_offset:
                 if used >= most:
@@ -187,7 +187,7 @@ def mark_others(run: Run, table: np.ndarray, stays: np.ndarray) -> None:
             stays[row] = True
             if control or span.null_key:
                 continue
-            low, high = entry_of(span)
+            low, high = hash_entry(span)
             slot = probe(table, zero, mask, low, high)
             if slot >= 0 and bodies[i].base_offset + span.offset_delta < table[slot].offset:
                 stays[row] = False
@@ -221,7 +221,7 @@ def collect_survivors(run: Run, may_stay: np.ndarray, keys: np.ndarray, offsets:
         first = bodies[i].first_span
         for row in range(first + bodies[i].n_records - 1, first - 1, -1):
             if may_stay[row] and not spans[row].null_key:
-                keys[n, 0], keys[n, 1] = entry_of(spans[row])
+                keys[n, 0], keys[n, 1] = hash_entry(spans[row])
                 offsets[n] = bodies[i].base_offset + spans[row].offset_delta
                 n += 1
     return n

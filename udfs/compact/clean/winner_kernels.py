@@ -15,7 +15,7 @@ from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.primitives.memory_kernels import load_i64, prefetch
 from lastkey.logformat.primitives.varint_kernels import read_varint
-from lastkey.udfs.compact.clean.key_kernels import AHEAD, entry_of, probe
+from lastkey.udfs.compact.clean.key_kernels import AHEAD, hash_entry, probe
 
 NO_VERSION: Final = -1
 _VERSION_BYTES: Final = 8
@@ -110,7 +110,7 @@ def enter_winners(
             wins[row] = False
             if control or span.null_key:
                 continue
-            low, high = entry_of(span)
+            low, high = hash_entry(span)
             offset = base + span.offset_delta
             slot = probe(table, zero, mask, low, high)
             if slot < 0:
@@ -148,7 +148,7 @@ def mark_winners(run: Run, table: np.ndarray, may_stay: np.ndarray) -> bool:
             if control or span.null_key:
                 may_stay[row] = True
                 continue
-            low, high = entry_of(span)
+            low, high = hash_entry(span)
             slot = probe(table, zero, mask, low, high)
             if slot < 0:
                 return False

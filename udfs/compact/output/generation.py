@@ -25,12 +25,12 @@ from lastkey.logformat.side_files import checkpoints, producer_snapshot, transac
 from lastkey.logformat.side_files.checkpoints import EpochEntry
 from lastkey.logformat.side_files.producer_state import ProducerState
 from lastkey.udfs.compact.clean.clean_batches import Tally
-from lastkey.udfs.compact.clean.deciders import PendingKeys, pending_of, with_pending
+from lastkey.udfs.compact.clean.deciders import PendingKeys, list_pending_keys, with_pending
 from lastkey.udfs.compact.cleaner import first_dirty_offset
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.segment_output import (
     GroupOutput,
-    folder_of,
+    make_generation_folder,
     place_one,
     write_indexes,
     write_side_files,
@@ -44,7 +44,15 @@ from lastkey.udfs.compact.scan.facts_files import write_secret
 from lastkey.udfs.compact.scan.scan_segment import read_again
 from lastkey.udfs.compact.scan.transactions import denied, open_at
 from lastkey.udfs.read_back import check_written
-from lastkey.udfs.segments import ReadFile, SegmentScan, SideFile, kinds_of, new_segment, read_side_file, side_checksums
+from lastkey.udfs.segments import (
+    ReadFile,
+    SegmentScan,
+    SideFile,
+    new_segment,
+    read_side_file,
+    side_checksums,
+    written_kinds,
+)
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import (
     Root,
@@ -140,13 +148,13 @@ def write_generation(
     )
     if plan.run.dry_run:
         return generation
-    store = folder_of(plan)
+    store = make_generation_folder(plan)
     for segment in gone:
         if segment.cleaned:
             _remove_segment(store, segment)
     side_files, note = _side_files(plan, analysis, segments, log_start)
     rows = () if plan.policy.erasing else (s.segment for s in analysis.sources)  # a run by yield starts over then
-    pending = [*pending_of(rows), *([] if keys is None else [keys])]
+    pending = [*list_pending_keys(rows), *([] if keys is None else [keys])]
     segments = with_pending(_with_checksums(segments, write_side_files(store, plan.run.folder, side_files)), pending)
     if plan.policy.by_yield:
         write_secret(store, plan)
@@ -205,7 +213,7 @@ def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> Segment
     one first if retention removes everything.
     """
     base = analysis.sources[number].first_offset if number >= 0 else analysis.log_end_offset
-    end = analysis.end_of(number) if number >= 0 else base
+    end = analysis.source_end(number) if number >= 0 else base
     segment = analysis.sources[number].segment
     empty = written_segment(new_segment(base, end, segment.mtime_ms))
     return place_one(plan, replace(empty, deduplicated_through=segment.deduplicated_through) if number >= 0 else empty)
@@ -213,7 +221,7 @@ def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> Segment
 
 def _remove_segment(store: Root, segment: Segment) -> None:
     """Delete a cleaned segment that retention removes, before the commit."""
-    for kind in kinds_of(segment):
+    for kind in written_kinds(segment):
         store.filesystem.delete_file(store.full(f"{segment.path.removesuffix('.log')}.{kind}"))
 
 
@@ -221,7 +229,7 @@ def _untouched(plan: PartitionPlan, analysis: Analysis, number: int, row: Segmen
     """Write the indexes of a segment that is not cleaned; return its row in the manifest."""
     if plan.run.dry_run:
         return row
-    source, store, txn_index = analysis.sources[number], folder_of(plan), _txn_index(analysis, number)
+    source, store, txn_index = analysis.sources[number], make_generation_folder(plan), _txn_index(analysis, number)
     if source.segment.from_offset:
         row = replace(row, root="store", path=f"{plan.run.folder}/{segment_file(source.first_offset, 'log')}")
         _copy_rest(source, store, row.path)
@@ -232,7 +240,7 @@ def _untouched(plan: PartitionPlan, analysis: Analysis, number: int, row: Segmen
 
 
 def _txn_index(analysis: Analysis, number: int) -> bytes:
-    base, end = analysis.sources[number].first_offset, analysis.end_of(number)
+    base, end = analysis.sources[number].first_offset, analysis.source_end(number)
     inside = (analysis.aborted["last_offset"] >= base) & (analysis.aborted["last_offset"] < end)
     return transaction_index.write(analysis.aborted[inside])
 
@@ -246,7 +254,7 @@ def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> Segme
         root="store" if plan.is_ours(segment) else "archive",
         base_offset=source.first_offset,
         size_bytes=source.size,
-        next_offset=analysis.end_of(number),
+        next_offset=analysis.source_end(number),
         source_bytes=source.size,
         source_records=segment.records,
         cleaned=False,
@@ -362,7 +370,9 @@ class WrittenGeneration:
     notes: tuple[str, ...] = ()
 
 
-def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGeneration, tally: Tally) -> PartitionResult:
+def make_result(
+    plan: PartitionPlan, analysis: Analysis, generation: WrittenGeneration, tally: Tally
+) -> PartitionResult:
     """Return the result of a cleaned partition."""
     out = generation.segments
     cleaned = [s for s in (*generation.gone, *out) if s.cleaned]

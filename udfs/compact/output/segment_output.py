@@ -45,7 +45,7 @@ from lastkey.udfs.compact.clean.rebuild_kernels import digest_records
 from lastkey.udfs.compact.plan import CleanSettings, PartitionPlan
 from lastkey.udfs.compact.scan.facts_files import scan_written, write_facts
 from lastkey.udfs.read_back import check_written
-from lastkey.udfs.segments import OF_YIELD, can_begin_at, kinds_of, side_checksums
+from lastkey.udfs.segments import OF_YIELD, can_begin_at, side_checksums, written_kinds
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import (
     Root,
@@ -65,7 +65,7 @@ _MOVERS: Final = 8  # segments to move at once: in a bucket each is copied and r
 _SHIFTED: Final = {"index": OFFSET_INDEX_ENTRY, "timeindex": TIME_INDEX_ENTRY}  # their offsets are relative to the base
 
 
-def folder_of(plan: PartitionPlan) -> Root:
+def make_generation_folder(plan: PartitionPlan) -> Root:
     """Make the generation's folder; return the store."""
     return make_folder(open_root(plan.run.store_uri), plan.run.folder)
 
@@ -116,7 +116,7 @@ def place_one(plan: PartitionPlan, segment: Segment) -> Segment:
     """
     if plan.run.dry_run:
         return segment
-    store = folder_of(plan)
+    store = make_generation_folder(plan)
     path = f"{plan.run.folder}/{segment_file(segment.base_offset, 'log')}"
     if not segment.size_bytes:
         make_private(store, path)
@@ -127,7 +127,7 @@ def place_one(plan: PartitionPlan, segment: Segment) -> Segment:
     written_base = int(written.rpartition("/")[2])
     shift = written_base - segment.base_offset
     known, checksums = side_checksums([segment.side_files]), {}
-    for kind in kinds_of(segment):
+    for kind in written_kinds(segment):
         if shift and kind in OF_YIELD:  # they hold relative offsets, and cost only time if they are missing
             continue
         old, new = f"{written}.{kind}", f"{placed}.{kind}"

@@ -22,11 +22,11 @@ from lastkey.udfs.compact.plan import Extent, Gap, PartitionPlan, PartitionResul
 from lastkey.udfs.compact.scan.due import (
     affected_sources,
     cleanable_now,
+    collect_times,
     expired,
     not_due,
     retention_held_back,
     rules_of_removal,
-    times_of,
 )
 from lastkey.udfs.compact.scan.scan_partition import (
     check_checkpoints,
@@ -89,9 +89,9 @@ class Analysis:
     def group(self, numbers: range) -> Segment:
         """Return the segment that these sources become, before it is written."""
         first, last = self.sources[numbers.start], self.sources[numbers.stop - 1]
-        return new_segment(first.first_offset, self.end_of(numbers.stop - 1), last.mtime_ms)
+        return new_segment(first.first_offset, self.source_end(numbers.stop - 1), last.mtime_ms)
 
-    def end_of(self, number: int) -> int:
+    def source_end(self, number: int) -> int:
         """Return the end of a source's range: the next source's base, or the log end."""
         if number + 1 < len(self.sources):
             return self.sources[number + 1].first_offset
@@ -119,7 +119,7 @@ def analyse(
     producers[-1] = final.entries()
     cleanable, due, held_back = cleanable_now(plan, scans, log_end, final, rows, extent)
     sealed = plan.run.sealed and len(scans) == len(plan.input.segments) and not scans[-1].reached_end_offset
-    by_rule = expired(plan, times_of(scans), sealed)
+    by_rule = expired(plan, collect_times(scans), sealed)
     nothing = not (due or plan.is_due_anyway or any(by_rule.values()))
     stays = _retention_held_back(plan, scans, sum(by_rule.values()), log_end if sealed else scans[-1].first_offset)
     held_back += stays
@@ -144,7 +144,7 @@ def analyse(
         log_end_offset=log_end,
         cleanable=cleanable,
         rules=_rules(plan, base, scans, cleanable, (rows["base_offset"], discardable), undecided) if due else base,
-        groups=groups_of(plan, scans[: len(numbers)], end),
+        groups=group_segments(plan, scans[: len(numbers)], end),
         producers=producers,
         open_transactions=open_ones,
         aborted=all_aborted,
@@ -166,10 +166,10 @@ def _retention_held_back(
     settings = plan.policy.settings
     if plan.policy.erasing is not None or (settings.compacts and not settings.retention.has_limit):
         return ()
-    return retention_held_back(plan, times_of(scans), [s.path for s in scans], first=first, active=active)
+    return retention_held_back(plan, collect_times(scans), [s.path for s in scans], first=first, active=active)
 
 
-def groups_of(plan: PartitionPlan, scans: Sequence[SegmentScan], end_offset: int) -> list[range]:
+def group_segments(plan: PartitionPlan, scans: Sequence[SegmentScan], end_offset: int) -> list[range]:
     """Return the groups of consecutive segments that become one, as ranges of their numbers here; end_offset: of the
     last one's range.
     """

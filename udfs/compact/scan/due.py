@@ -24,7 +24,7 @@ from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.segments import SegmentScan
 
 
-def times_of(sources: Sequence[SegmentScan]) -> SegmentTimes:
+def collect_times(sources: Sequence[SegmentScan]) -> SegmentTimes:
     """Return the facts about scanned segments that the rules need."""
     return SegmentTimes(
         np.array([s.first_offset for s in sources], np.int64),
@@ -65,7 +65,7 @@ def affected_sources(
         return range(len(sources))
     if plan.oldest_ms < 0:
         return range(0)
-    facts = times_of(sources)
+    facts = collect_times(sources)
     limit = cleaner.cleanable_range(
         facts,
         first_dirty=sources[0].first_offset,
@@ -114,7 +114,7 @@ def cleanable_now(
     """Return the cleanable range, whether it is due, and if not, the rules that delay it. rows: TXN_BATCH[n],
     of the whole log.
     """
-    facts, settings = times_of(scans), plan.policy.settings
+    facts, settings = collect_times(scans), plan.policy.settings
     if not settings.compacts:
         start = cleaner.first_dirty_offset(plan.input.first_dirty_offset, plan.input.log_start_offset, log_end)
         return CleanableRange(start, start, 0, 0), False, ()

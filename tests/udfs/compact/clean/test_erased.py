@@ -23,7 +23,7 @@ from lastkey.udfs.audit.key_set import hashes_of
 from lastkey.udfs.compact.clean.deciders import ErasedKeys
 from lastkey.udfs.compact.clean.key_kernels import KEY_OFFSET, SLOT, enter_offsets
 from lastkey.udfs.compact.plan import Erasing
-from lastkey.udfs.erased_keys import id_of, read_erased
+from lastkey.udfs.erased_keys import content_id, read_erased
 from lastkey.udfs.storage import open_root
 from tests.builders.logs import write_segment
 from tests.reference.log import decode_log
@@ -35,8 +35,8 @@ def file_of(store: Path, keys: list[bytes]) -> str:
     """Write the file of an erasure; return its path below the store."""
     data = bytes(8) + np.sort(hashes_of(pa.array(keys, pa.binary()), SECRET).view(SLOT)[:, 0]).tobytes()
     (store / "erasures").mkdir(parents=True, exist_ok=True)
-    (store / "erasures" / id_of(data)).write_bytes(data)
-    return f"erasures/{id_of(data)}"
+    (store / "erasures" / content_id(data)).write_bytes(data)
+    return f"erasures/{content_id(data)}"
 
 
 def runs_of(folder: Path, text: str) -> Iterator[tuple[Run, list[tuple[int, bytes | None]]]]:
