@@ -152,8 +152,8 @@ def reindex() -> ReindexReport:
 
     Each file is `same`, `rebuilt` (`differs` with `--check`) or `impossible`: its log is damaged, and the report has
     the place. Reasons are `missing`, `torn`, `padded`, `stale`, `wrong`, `foreign`, `huge` and `other_entries`
-    ([meanings](/../udfs/reindex/REINDEX.md)). A file with `other_entries` serves every look-up: `reindex` leaves it
-    alone without `--exact`, and it does not cause exit code 3.
+    ([meanings](/../udfs/reindex/REINDEX.md)). A file with `other_entries` serves every look-up:
+    `--in-place` leaves it alone, and it does not cause exit code 3.
 
     `--in-place` fails (exit code 4) while a broker holds the log directory's `.lock`, and holds that lock itself while
     it works. If it is killed, each file is either the old or the new one; run it again. Ctrl-C and SIGTERM end every

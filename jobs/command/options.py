@@ -287,13 +287,6 @@ class ReindexOptions(WithFolders, WithEngine):
         default=False,
         note="An order of magnitude less to read on local disks",
     )
-    exact: Flag = option(
-        FLAG,
-        "With --in-place: also replace right files that differ from Kafka's bytes.",
-        default=False,
-        rare=True,
-        note="They serve every look-up, but differ from what Kafka 4.3 and 4.4 write",
-    )
 
     @property
     def mode(self) -> ReindexMode:
@@ -305,5 +298,3 @@ class ReindexOptions(WithFolders, WithEngine):
         super().validate()
         if self.check + (self.output is not None) + self.in_place != 1:
             raise UsageError(message="reindex needs one of --check, --output DIR and --in-place")
-        if self.exact and not self.in_place:
-            raise UsageError(message="--exact works only with --in-place")

@@ -89,7 +89,7 @@ def _target(options: ReindexOptions, uri: str) -> Target:
     if options.mode == "in_place" and not open_root(uri).is_local:
         raise UsageError(message=f"--in-place: {uri} is not on a local disk: use --output")
     if options.mode != "output":
-        return Target("in_place" if options.mode == "in_place" else "check", uri, exact=options.exact)
+        return Target("in_place" if options.mode == "in_place" else "check", uri)
     output = normal_uri(options.output or "")
     check_apart(Place("--output", output), Place("the archive", uri))
     check_empty(open_root(output))

@@ -460,9 +460,10 @@ class History:
         return {key: _logs(found) for key, found in stands(self.root / "store").files.items()}
 
     def _exact(self) -> dict[str, bytes]:
-        """Return index files as reindex --exact makes them: they may replace unreadable ones."""
-        self.ended([*self.kind.words(self.root), "--exact"])
-        return files_of(self.root / "archive")
+        """Return the archive with the index files that reindex makes: they may replace unreadable ones."""
+        archive, output = self.root / "archive", self.root / "exact"
+        self.ended(["reindex", str(archive), "--output", str(output), "--engine", "threads", "--json"])
+        return files_of(archive) | files_of(output)
 
     def _goal(self) -> Any:
         """Return the result of an undisturbed next run, after an undisturbed run."""

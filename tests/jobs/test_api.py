@@ -175,7 +175,6 @@ def test_an_argument_of_another_type_is_a_type_error(job, given, said):
         ("verify", {"archive": "A", "generation": 2}, "A --generation 2"),
         ("verify", {"store": "/nope"}, "--store /nope"),
         ("reindex", {"archive": "A"}, "A"),
-        ("reindex", {"archive": "A", "check": True, "exact": True}, "A --check --exact"),
         ("reindex", {"archive": "A", "check": True, "partitions": "x"}, "A --check --partition x"),
         ("restore", {"store": EXAMPLE, "output": EXAMPLE}, f"--store {EXAMPLE} --output {EXAMPLE}"),
         (

@@ -78,7 +78,7 @@ def timeless(said: object) -> object:
 @pytest.mark.parametrize(
     "words",
     [
-        "verify --json", "reindex --check --json", "reindex --check", "lookup --sizing --json",
+        "verify --json", "reindex --check --json", "reindex --check",
         "lookup --time 2026-11-21T02:30Z --time latest", "inspect --print data", "inspect --print mismatches",
         "lookup --partition orders-0 --offset 0 --offset 4711 --offset 99999 --isolation read_committed --json",
         "inspect --key order-000835 --json", "inspect --time 2026-11-21T02:30Z.. --topics orders",

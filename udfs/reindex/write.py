@@ -34,7 +34,6 @@ class Target:
     mode: Literal["check", "output", "in_place"]
     archive_uri: str
     output_uri: str = ""  # mode "output"
-    exact: bool = False  # in place: also replace files that are right, but not byte for byte as rebuilt
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def settle(target: Target, place: SideFilePlace, verdict: Verdict, data: bytes) 
     written = 0
     if target.mode == "check":
         status = "differs" if verdict.reason else "same"
-    elif target.mode == "output" or (verdict.reason and (target.exact or verdict.reason != "other_entries")):
+    elif target.mode == "output" or (verdict.reason not in ("", "other_entries")):
         try:
             if target.mode == "output":
                 _write_new(open_root(target.output_uri), place, data)
