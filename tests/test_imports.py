@@ -103,7 +103,8 @@ FLOORS: dict[str, set[str]] = {
     "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
     "udfs.export": {"udfs.data_source", "udfs.decode", "udfs.compact"} | _LOGS | _TASK,
     "udfs.replay": {"udfs.data_source"} | _LOGS | _TASK,
-    "udfs.audit": {"logformat.jit", "logformat.messages", "udfs.data_source", "udfs.decode", "udfs.yields"}
+    "udfs.key_search": {"logformat.jit", "udfs.data_source", "udfs.yields"} | _LOGS | _TASK,
+    "udfs.audit": {"logformat.jit", "logformat.messages", "udfs.data_source", "udfs.decode"}
     | _LOGS
     | _TASK,  # as verify
     "udfs.cluster_metadata": _LOGS | {"logformat.messages"},
@@ -150,7 +151,8 @@ FLOORS: dict[str, set[str]] = {
     "jobs.merge": _JOB | {"udfs.merge"},
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact
-    "jobs.erase": _JOB | {"jobs.audit", "jobs.compact", "jobs.report", "jobs.vacuum", "udfs.audit", "udfs.erased_keys"},
+    "jobs.erase": _JOB
+    | {"jobs.audit", "jobs.compact", "jobs.report", "jobs.vacuum", "udfs.erased_keys", "udfs.key_search"},
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
     "jobs.api": _SHELL
     | {"jobs.compact", "jobs.convert", "jobs.export", "jobs.merge", "jobs.pack", "jobs.policies", "jobs.reindex"}

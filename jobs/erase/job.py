@@ -34,8 +34,8 @@ from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import TopicFilter, without_kafkas_own
 from lastkey.jobs.vacuum import VacuumReport
-from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.erased_keys import content_id
+from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import normal_uri
 

@@ -37,9 +37,9 @@ from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.audit.findings import SearchFile
-from lastkey.udfs.audit.list_files import FileListing, ListedFile, list_files
 from lastkey.udfs.groups import groups
+from lastkey.udfs.key_search.findings import SearchFile
+from lastkey.udfs.key_search.list_files import FileListing, ListedFile, list_files
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root
 

@@ -10,9 +10,9 @@ from typing import Any
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.erase.places import Places
 from lastkey.jobs.spark.workers import Runner
-from lastkey.udfs.audit.find_keys import Searched, search_files
-from lastkey.udfs.audit.findings import SearchFile, unpacked
-from lastkey.udfs.audit.key_set import KeySet
+from lastkey.udfs.key_search.find_keys import Searched, search_files
+from lastkey.udfs.key_search.findings import SearchFile, unpacked
+from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.problem import Problem
 
 

@@ -30,8 +30,8 @@ from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.paths import AUDIT_KEY
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.logformat.errors import NO_POSITION
-from lastkey.udfs.audit.findings import KINDS, SearchFile
-from lastkey.udfs.audit.key_set import KeySet
+from lastkey.udfs.key_search.findings import KINDS, SearchFile
+from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, exists, normal_uri, open_root
 

@@ -17,8 +17,8 @@ from lastkey.jobs.erase.proof import FORMAT, new_proof
 from lastkey.jobs.erase.search import Sought
 from lastkey.jobs.erase.search_store import SearchReport
 from lastkey.jobs.errors import UsageError
-from lastkey.udfs.audit.findings import findings_of
-from lastkey.udfs.audit.key_set import KeySet
+from lastkey.udfs.key_search.findings import findings_of
+from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.storage import Root, normal_uri
 
 _ROWS: Final = 10_000  # findings that are Python objects at a time

@@ -96,9 +96,9 @@ elif sys.argv[1] in ("rows", "keys"):
     assert read_only("kafka_log", sys.argv[2], maxDecompressedBatchBytes=sys.argv[4], **given) == int(sys.argv[5])
     problem = None
 elif sys.argv[1] == "erasure":
-    from lastkey.udfs.audit.find_keys import search_files
-    from lastkey.udfs.audit.findings import SearchFile
-    from lastkey.udfs.audit.key_set import KeySet
+    from lastkey.udfs.key_search.find_keys import search_files
+    from lastkey.udfs.key_search.findings import SearchFile
+    from lastkey.udfs.key_search.key_set import KeySet
     logs = [(s.path, s.size_bytes) for s in plan.input.segments]
     files = [SearchFile(sys.argv[2], path, size, 0, "log", max_batch_bytes=int(sys.argv[4])) for path, size in logs]
     problem = search_files(KeySet.of([b"key-of-nobody"]), None, files).problems

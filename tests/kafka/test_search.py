@@ -13,7 +13,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.erase.places import Places, add_archive
 from lastkey.jobs.erase.search import search
 from lastkey.jobs.topics import EVERY_TOPIC
-from lastkey.udfs.audit.key_set import KeySet
+from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.storage import open_root
 from tests.builders.archives import put
 from tests.builders.workers import InTurn

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from lastkey.udfs.audit.key_set import hashes_of
+from lastkey.logformat.primitives.siphash import hashes_of
 from lastkey.udfs.audit.runs import (
     Bools,
     Groups,

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from lastkey.udfs.audit.key_set import hashes_of
+from lastkey.logformat.primitives.siphash import hashes_of
 from lastkey.udfs.audit.runs import Ints, VersionRows, by_key, grouped, mixed, sums
 from lastkey.udfs.audit.versions import Secret
 from lastkey.udfs.decode.partitioner import partition_of

@@ -28,10 +28,10 @@ from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.primitives.siphash import hashes_of
 from lastkey.logformat.schemas import PROBLEM, RECORDS, select
 from lastkey.logformat.storage.io_counts import WRITTEN, spend
 from lastkey.udfs.audit.hash_kernels import digest_spans
-from lastkey.udfs.audit.key_set import hashes_of
 from lastkey.udfs.data_source.pieces import Piece, ReadSpec, Wanted, logs_behind
 from lastkey.udfs.data_source.records import read_records
 from lastkey.udfs.decode.partitioner import murmur2

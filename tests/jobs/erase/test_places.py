@@ -23,9 +23,9 @@ from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.paths import AUDIT_KEY
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
-from lastkey.udfs.audit.findings import findings_of
-from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.audit.versions import hashed_keys
+from lastkey.udfs.key_search.findings import findings_of
+from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.storage import exists, open_root
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.nights import Nights

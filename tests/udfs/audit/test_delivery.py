@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lastkey.logformat.primitives.siphash import hashes_of
 from lastkey.udfs.audit.delivery import (
     DELIVERIES,
     LAGS,
@@ -20,7 +21,6 @@ from lastkey.udfs.audit.delivery import (
     newest_times,
     write_told,
 )
-from lastkey.udfs.audit.key_set import hashes_of
 from lastkey.udfs.audit.runs import Shown, Sides, load, ranges
 from tests.builders.logs import START_MS
 from tests.builders.mirrored import write_rows

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lastkey.udfs.audit.key_set import hashes_of
+from lastkey.logformat.primitives.siphash import hashes_of
 from lastkey.udfs.audit.keys import AUDIT_KEYS, FIRST, KeysQuestion, add_partitions, first_keys
 from lastkey.udfs.audit.runs import Shown, Sides, load, ranges
 from lastkey.udfs.audit.versions import hashed_keys

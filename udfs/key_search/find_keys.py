@@ -36,9 +36,9 @@ from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.binary_arrays import is_bytes, spans_of, whole_array
 from lastkey.logformat.primitives.crc32c import crc32c_extend
-from lastkey.udfs.audit.find_in_logs import LogSearch, check_size, reader_of, search_bytes
-from lastkey.udfs.audit.findings import MAY, Found, NotRead, SearchFile
-from lastkey.udfs.audit.key_set import LEAST_TEXT_KEY, KeySet
+from lastkey.udfs.key_search.find_in_logs import LogSearch, check_size, reader_of, search_bytes
+from lastkey.udfs.key_search.findings import MAY, Found, NotRead, SearchFile
+from lastkey.udfs.key_search.key_set import LEAST_TEXT_KEY, KeySet
 from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.storage import cached_root, opened, read_file
 from lastkey.udfs.yields.key_filter import FILTER_BLOCK, hash_key_id, holds

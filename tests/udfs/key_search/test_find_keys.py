@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from lastkey.logformat.names import segment_file
-from lastkey.udfs.audit.find_in_logs import search_bytes
-from lastkey.udfs.audit.find_keys import search_files
-from lastkey.udfs.audit.findings import Found, SearchFile, unpacked
-from lastkey.udfs.audit.key_set import KeySet
+from lastkey.udfs.key_search.find_in_logs import search_bytes
+from lastkey.udfs.key_search.find_keys import search_files
+from lastkey.udfs.key_search.findings import Found, SearchFile, unpacked
+from lastkey.udfs.key_search.key_set import KeySet
 from tests.builders.logs import START_MS, write_segment
 from tests.reference.log import (
     ABORT,
@@ -254,7 +254,7 @@ def test_bytes_are_searched_as_a_plain_search_does(seed):
 
 
 def test_windows_overlap_so_that_no_key_is_cut(monkeypatch):
-    monkeypatch.setattr("lastkey.udfs.audit.find_in_logs.CHUNK_BYTES", 64)
+    monkeypatch.setattr("lastkey.udfs.key_search.find_in_logs.CHUNK_BYTES", 64)
     text = bytes(random.Random(5).choices(b"abc", k=2000))
     keys = list({text[at : at + 30] for at in range(0, 1970, 7)})
     found, data = Found(len(keys)), np.frombuffer(text, np.uint8)

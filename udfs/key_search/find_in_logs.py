@@ -25,10 +25,10 @@ from lastkey.logformat.errors import LogFormatError, stopped
 from lastkey.logformat.layout import CONTROL_MASK
 from lastkey.logformat.schemas import RECORDS, select
 from lastkey.logformat.storage.regular_files import LogFile
-from lastkey.udfs.audit.findings import MAY, Found, SearchFile
-from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.data_source.pieces import Piece
 from lastkey.udfs.data_source.read_piece import resume_position
+from lastkey.udfs.key_search.findings import MAY, Found, SearchFile
+from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import cached_root, opened
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastkey.logformat.primitives.binary_arrays import spans_of
-from lastkey.logformat.primitives.siphash_kernels import hash_values
-from lastkey.udfs.audit.key_set_kernels import roll_all, search
+from lastkey.logformat.primitives.siphash import hashes_of
+from lastkey.udfs.key_search.key_set_kernels import roll_all, search
 from lastkey.udfs.yields.key_filter import filter_of, holds
 
 MOST_KEYS_BYTES: Final = 1 << 30  # of all keys together; Arrow's offsets end at 2^31
@@ -167,11 +167,3 @@ class SizeGroup:
             text, len(text), self.size, _BASE, self.shift, self.bits, self.hashes, self.rows, self.data, self.at, first,
             start,
         )  # fmt: skip
-
-
-def hashes_of(values: Any, secret: tuple[int, int]) -> np.ndarray:
-    """Return the SipHash of each value of a pa.Array of bytes, u8[n, 2]; of a null nothing that means anything."""
-    out = np.empty((len(values), 2), np.uint64)
-    data, at = spans_of(values)
-    hash_values(data, at, np.uint64(secret[0]), np.uint64(secret[1]), out)
-    return out
