@@ -58,7 +58,11 @@ class Stream:
 
     def find(self, offset: int) -> int:
         """Return the number of the first row whose batch begins at an offset or behind it."""
-        return bisect_left(range(len(self.rows)), offset, key=lambda i: int(self.rows["base_offset"][i]))
+        return _find(self.rows, offset)
+
+
+def _find(rows: np.ndarray, offset: int) -> int:
+    return bisect_left(range(len(rows)), offset, key=lambda i: int(rows["base_offset"][i]))
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def choose(
         best = min((c for c in cursors if c.count(border)), key=lambda c: order[c.stream.copy])
         agreed = all(c.agrees(best, border) for c in cursors)
         parts = [cursor.take(border, is_read=not agreed or cursor is best) for cursor in cursors]
-        rows = np.concatenate([part for part in parts if len(part)])
+        rows = np.concatenate([part for part in parts if len(part)]) if not agreed else parts[best.number]
         epochs = chain.epochs_at(rows["batch"]["base_offset"])
         stored = rows["batch"]["partition_leader_epoch"]
         rows["epoch_fits"] = (stored == epochs) | (stored == -1) | ((epochs < 0) & (stored >= 0))
@@ -115,14 +119,13 @@ class _Cursor:
     def fill(self) -> bool:
         """Load a window of rows; return whether there are any."""
         part = np.asarray(self.stream.rows[self.at : self.at + self.window])
-        below = part["base_offset"] < self.stream.until
-        self.has_more = bool(below.all()) and self.at + len(part) < len(self.stream.rows)
-        self.rows = part[below]
+        self.rows = part[: _find(part, self.stream.until)]
+        self.has_more = len(self.rows) == len(part) and self.at + len(part) < len(self.stream.rows)
         return len(self.rows) > 0
 
     def count(self, border: int) -> int:
         """Return how many rows begin below an offset."""
-        return int(np.searchsorted(np.ascontiguousarray(self.rows["base_offset"]), border))
+        return _find(self.rows, border)
 
     def agrees(self, other: _Cursor, border: int) -> bool:
         """Return whether the rows below an offset are those of another stream; True also if there are none."""
@@ -136,7 +139,7 @@ class _Cursor:
     def take(self, border: int, *, is_read: bool) -> np.ndarray:
         """Move behind the rows that begin below an offset; return them as candidates if they are to be read."""
         n = self.count(border)
-        out = np.zeros(n if is_read else 0, CANDIDATE)
+        out = np.empty(n if is_read else 0, CANDIDATE)
         if is_read:
             out["batch"], out["copy"], out["stream"] = self.rows[:n], self.stream.copy, self.number
             out["row"] = np.arange(self.at, self.at + n)
@@ -147,12 +150,10 @@ class _Cursor:
 def _whole(cursors: Sequence[_Cursor], border: int) -> tuple[bool, int]:
     """Lower a border until no batch reaches over it; return whether any batch lies below, and the border."""
     while True:
-        reach = []
-        for cursor in cursors:
-            firsts, lasts = cursor.rows["base_offset"], cursor.rows["last_offset"]
-            reach += firsts[(firsts < border) & (lasts >= border)].tolist()
+        last = [cursor.rows[n - 1] for cursor in cursors if (n := cursor.count(border))]
+        reach = [int(row["base_offset"]) for row in last if row["last_offset"] >= border]
         if not reach:
-            return any((cursor.rows["base_offset"] < border).any() for cursor in cursors), border
+            return bool(last), border
         border = min(reach)
 
 

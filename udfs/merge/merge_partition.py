@@ -14,6 +14,7 @@ temporary files, 96 bytes a batch.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
@@ -48,9 +49,10 @@ from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
 from lastkey.udfs.reindex.side_files import SideFilesPlan, reindex_side_files
 from lastkey.udfs.reindex.write import FileReport, Target
-from lastkey.udfs.storage import Root, exists, flush, flush_whole, make_folder, open_root, read_file, write_file
+from lastkey.udfs.storage import Root, exists, flush_whole, flushing, make_folder, open_root, read_file, write_file
 
 _THREADS = 4  # copies, or written segments, that are read at a time
+_WINDOWS = 4  # chosen windows that wait for the writer
 _SAMPLE = 200  # batches that are looked for in other copies
 _MOST_NAMED = 20  # conflicts that become problems
 
@@ -105,14 +107,20 @@ def _merge(task: MergeTask, out: MergedPartition) -> None:
 
 
 def _choose(task: MergeTask, plan: _Decisions, writer: LogWriter | None, out: MergedPartition) -> None:
-    """Choose batches, and hand them to the writer."""
+    """Choose batches; another thread hands them to the writer, in order."""
     found, taken = ChoiceFindings(), _Taken(plan, out)
-    for rows in choose(plan.streams, plan.lineage.chain, plan.ranks, task.settings.window_batches, found):
-        if found.conflicts:
-            break
-        epochs = taken.add(rows)
-        if writer is not None:
-            writer.write(rows, epochs)
+    writes: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(1) as pool:
+        for rows in choose(plan.streams, plan.lineage.chain, plan.ranks, task.settings.window_batches, found):
+            if found.conflicts:
+                break
+            epochs = taken.add(rows)
+            if writer is not None:
+                writes.append(pool.submit(writer.write, rows, epochs))
+            if len(writes) > _WINDOWS:
+                writes.popleft().result()
+        for write in writes:
+            write.result()
     _report_found(plan, found, out)
     if not out.refused:
         taken.finish()
@@ -139,9 +147,8 @@ class _ReadBack:
         self.jobs.append(self.pool.submit(self._read, segment, following))
 
     def _read(self, segment: Segment, following: int | None) -> list[SegmentOutcome]:
-        found = reindex_segments(ReindexTask(self.target, self.folder, (segment,), self.settings, following))
-        flush(self.output, segment.path)
-        return found
+        with flushing(self.output, segment.path):
+            return reindex_segments(ReindexTask(self.target, self.folder, (segment,), self.settings, following))
 
     def outcomes(self) -> list[SegmentOutcome]:
         """Wait for all segments; return what was found in them."""
