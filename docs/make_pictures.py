@@ -63,12 +63,13 @@ class Drawing:
         )
 
     def text(
-        self, x: float, y: float, said: str, *, size: int = 13, faint: bool = False, anchor: str = "start"
+        self, x: float, y: float, content: str, *, size: int = 13, faint: bool = False, anchor: str = "start"
     ) -> None:
         """Draw a line of text; anchor: start, middle, end."""
         fill = self.colours.faint if faint else self.colours.ink
         self.parts.append(
-            f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}" text-anchor="{anchor}">{escape(said)}</text>'
+            f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}" text-anchor="{anchor}">'
+            f"{escape(content)}</text>"
         )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, *, dashed: bool = False) -> None:

@@ -45,14 +45,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Make the links of a page lead to where the site has their targets."""
     here = _path(page.file)
 
-    def linked(found: re.Match[str]) -> str:
-        if not found[0]:
+    def linked(match: re.Match[str]) -> str:
+        if not match[0]:
             return ""
-        return posixpath.relpath(_uri(_resolved(here, found[0])), posixpath.dirname(page.file.src_uri) or ".")
+        return posixpath.relpath(_uri(_resolved(here, match[0])), posixpath.dirname(page.file.src_uri) or ".")
 
-    def shown(found: re.Match[str]) -> str:
-        target = files.get_file_from_path(_uri(_resolved(here, found[0])))
-        return quote(target.url_relative_to(page.file)) if target else found[0]
+    def shown(match: re.Match[str]) -> str:
+        target = files.get_file_from_path(_uri(_resolved(here, match[0])))
+        return quote(target.url_relative_to(page.file)) if target else match[0]
 
     return _HTML.sub(shown, _LINK.sub(linked, markdown))
 

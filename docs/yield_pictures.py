@@ -69,11 +69,11 @@ def aged_segments(keys: int = 50_000, nights: int = 20) -> list[AgedSegment]:
     return [AgedSegment(r.base_offset, r.records, r.superseded, r.records - n) for r, n in zip(rows, live, strict=True)]
 
 
-def io_against_space(colours: Colours, found: Mapping[str, Mapping[str, Curve]]) -> str:
+def io_against_space(colours: Colours, simulated: Mapping[str, Mapping[str, Curve]]) -> str:
     """Draw a panel for each kind of updates."""
     d = Drawing(colours, "I/O for each new byte against space used: the broker's rule and runs by yield")
     wide, tall, top = 410.0, 260.0, 44.0
-    for i, (name, of) in enumerate(found.items()):
+    for i, (name, of) in enumerate(simulated.items()):
         left = 46.0 + i * (wide + 60)
         d.text(left, top - 16, f"{name} updates", size=14)
         for io in (2, 5, 10, 20, 50):
@@ -100,24 +100,26 @@ def io_against_space(colours: Colours, found: Mapping[str, Mapping[str, Curve]])
     return d.svg(int(y) + 14)
 
 
-def segments_by_age(colours: Colours, found: Sequence[AgedSegment]) -> str:
+def segments_by_age(colours: Colours, segments: Sequence[AgedSegment]) -> str:
     """Draw the dead share of each segment, by filters and by count."""
     d = Drawing(colours, "Segments of a store by age, with their dead records by filters and by count")
     left, tall, top = 52.0, 190.0, 40.0
-    step = (WIDTH - left - 12) / max(len(found), 1)
-    most = max(0.05, *(max(s.expected_dead, s.dead) / max(s.records, 1) for s in found))
+    step = (WIDTH - left - 12) / max(len(segments), 1)
+    most = max(0.05, *(max(s.expected_dead, s.dead) / max(s.records, 1) for s in segments))
     for part in range(5):
         share = most * part / 4
         y = top + tall * (1 - part / 4)
         d.line(left, y, WIDTH - 12, y, dashed=part > 0)
         d.text(left - 8, y + 4, f"{100 * share:.0f} %", size=11, faint=True, anchor="end")
-    for i, s in enumerate(found):
+    for i, s in enumerate(segments):
         for at, dead, fill in ((0.08, s.expected_dead, colours.plain), (0.5, s.dead, colours.gone)):
             height = tall * dead / max(s.records, 1) / most
             d.box(left + (i + at) * step, top + tall - height, 0.42 * step, height, fill)
-    d.text(left, top + tall + 18, f"oldest: offset {found[0].base_offset:,}", size=11, faint=True)
-    d.text(WIDTH - 12, top + tall + 18, f"newest: offset {found[-1].base_offset:,}", size=11, faint=True, anchor="end")
-    expected, dead, records = (sum(getattr(s, n) for s in found) for n in ("expected_dead", "dead", "records"))
+    d.text(left, top + tall + 18, f"oldest: offset {segments[0].base_offset:,}", size=11, faint=True)
+    d.text(
+        WIDTH - 12, top + tall + 18, f"newest: offset {segments[-1].base_offset:,}", size=11, faint=True, anchor="end"
+    )
+    expected, dead, records = (sum(getattr(s, n) for s in segments) for n in ("expected_dead", "dead", "records"))
     for x, fill, said in (
         (left, colours.plain, f"dead by filters: {expected:,} of {records:,} records"),
         (left + 330, colours.gone, f"dead by count: {dead:,}"),

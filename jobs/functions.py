@@ -42,10 +42,10 @@ def register(spark: SparkSession, *, errors: Errors = "null") -> tuple[str, ...]
     errors: the effect of a malformed value. "null": it becomes null. "fail": the query fails, and the message shows the
     bytes.
     """
-    made = functions(errors)
-    for name, function in made.items():
+    by_name = functions(errors)
+    for name, function in by_name.items():
         spark.udf.register(name, function)
-    return tuple(made)
+    return tuple(by_name)
 
 
 def functions(errors: Errors = "null") -> dict[str, Any]:

@@ -56,7 +56,7 @@ class InspectReport(JobReport):
 
     output: str | None
     dumped: list[Dumped] = field(default_factory=list)
-    said: Iterable[str] = ()  # whole lines for stderr, many at a time
+    messages: Iterable[str] = ()  # whole lines for stderr, many at a time
     lines: BytesIO = field(default_factory=BytesIO)  # of a run without output that no caller writes elsewhere
     n_problems: int = 0
     n_mismatches: int = 0
@@ -71,7 +71,7 @@ class InspectReport(JobReport):
     def problems(self) -> list[Any]:
         """Problems, as text: gaps, and what is said of files that are damaged."""
         bad = (f for f in self.dumped if f.n_problems or (self.verified and f.n_mismatches))
-        return [*map(str, self.other_problems), *(f"{f.path}: {line}" for f in bad for line in f.said)]
+        return [*map(str, self.other_problems), *(f"{f.path}: {line}" for f in bad for line in f.tool_lines)]
 
     @property
     def raw(self) -> str | None:
@@ -79,7 +79,7 @@ class InspectReport(JobReport):
         return self.lines.getvalue().decode("utf-8", "backslashreplace") if self.output is None else None
 
     def _lines(self) -> Iterable[str]:
-        return [f"{f.path}: {line}" for f in self.dumped for line in f.said]
+        return [f"{f.path}: {line}" for f in self.dumped for line in f.tool_lines]
 
     def _problem_texts(self) -> Sequence[object]:
         return ()  # gaps went to stderr, the others are in `_lines`
@@ -97,7 +97,7 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
     ignored: list[str] = []
     listed = _listed(options, ignored)
     files, gaps = asked_for(listed, spec), _gaps(listed, options, spec)
-    report.said = unseen = [f"Ignoring {what}\n" for what in ignored] + [f"problem: {gap}\n" for gap in gaps]
+    report.messages = unseen = [f"Ignoring {what}\n" for what in ignored] + [f"problem: {gap}\n" for gap in gaps]
     if report.output is not None:
         _into_files(files, spec, options, report, progress)
         report.n_problems += len(gaps)
@@ -109,7 +109,7 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
         with timed(counted(len(files), "file")):
             findings = dump_files(files, spec, write)
     unknown = (f"Ignoring unknown file {path}\n" for path in findings.unknown)
-    report.said = itertools.chain(unseen, unknown, findings.text())
+    report.messages = itertools.chain(unseen, unknown, findings.text())
     report.n_problems, report.n_mismatches = len(findings.all_problems) + len(gaps), findings.n_mismatches
     return report
 
@@ -187,12 +187,12 @@ def _search(
     results = each(search_files, tasks, "inspect: search", options, report, progress, sizes=sizes)
     _LOG.debug("engine: %s", report.work)
     for task, searched in zip(tasks, results, strict=True):
-        for file, found in zip(task.files, searched, strict=True):
-            if found.text is None:
+        for file, searched_file in zip(task.files, searched, strict=True):
+            if searched_file.text is None:
                 findings.add(dump_files([file], spec, write))
             else:
-                write(found.text)
-                findings.add(found.findings)
+                write(searched_file.text)
+                findings.add(searched_file.findings)
     progress.close()
     return findings
 

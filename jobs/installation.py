@@ -38,13 +38,13 @@ def sources() -> dict[str, Path]:
     if IN_CHECKOUT:
         homes |= {f"lastkey/{name}": top / name for name in ("jobs", "logformat", "udfs")}
         homes["lastkey/jobs/conf"] = CONF
-    found = {
+    modules = {
         f"{home}/{path.relative_to(folder)}": path
         for home, folder in homes.items()
         for path in folder.rglob("*")
         if path.is_file() and path.suffix not in (".md", ".pyc") and ".numba" not in path.parts
     }
-    return found | {path.name: path for path in (top if IN_CHECKOUT else top.parent).glob("pyspark_kafka_log*.py")}
+    return modules | {path.name: path for path in (top if IN_CHECKOUT else top.parent).glob("pyspark_kafka_log*.py")}
 
 
 def _project() -> dict[str, Any]:

@@ -105,6 +105,6 @@ def _login(text: str, path: str | None) -> dict[str, str]:
     return {"sasl.username": options["username"], "sasl.password": options["password"]}
 
 
-def _option(found: re.Match[str]) -> str:
-    double = found["double"]
-    return re.sub(r"\\(.)", r"\1", double) if double is not None else found["single"] or found["bare"] or ""
+def _option(match: re.Match[str]) -> str:
+    double = match["double"]
+    return re.sub(r"\\(.)", r"\1", double) if double is not None else match["single"] or match["bare"] or ""

@@ -149,26 +149,26 @@ def _packages(*, driver: bool) -> list[metadata.Distribution]:
     too.
     """
     left_out = _SPARKS + (() if driver else installation.OF_DRIVERS)
-    found: dict[str, metadata.Distribution] = {}
+    distributions: dict[str, metadata.Distribution] = {}
     wanted = [(one, "lastkey") for one in installation.requirements()]
     while wanted:
         requirement, by = wanted.pop()
         name = _normal(re.match(r"[\w.-]+", requirement)[0])  # type: ignore[index]
-        if name in found or name in left_out:
+        if name in distributions or name in left_out:
             continue
         try:
-            found[name] = metadata.distribution(name)
+            distributions[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError as error:
             if ";" in requirement:  # of an extra, or of another machine or Python
                 continue
             raise NO_PACKAGE(what=f"{by} needs {requirement}", found="no such package") from error
-        wanted += [(one, name) for one in found[name].requires or () if not re.search(r"\bextra\b", one)]
-    return [found[name] for name in sorted(found)]
+        wanted += [(one, name) for one in distributions[name].requires or () if not re.search(r"\bextra\b", one)]
+    return [distributions[name] for name in sorted(distributions)]
 
 
 def _files(packages: list[metadata.Distribution]) -> dict[str, Path]:
     """Return the files of packages by their names in the pack."""
-    found = {}
+    files = {}
     for package in packages:
         if package.files is None:
             raise NO_PACKAGE(what=f"the files of {package.name} {package.version}", found="no list of them (RECORD)")
@@ -176,8 +176,8 @@ def _files(packages: list[metadata.Distribution]) -> dict[str, Path]:
             if ".." not in file.parts and not _LEFT_OUT & set(file.parts) and not _UNUSED.match(str(file)):
                 path = Path(file.locate())
                 if path.is_file():  # byte code may have been removed
-                    found[f"lib/{file}"] = path
-    return found
+                    files[f"lib/{file}"] = path
+    return files
 
 
 def _write(part: IO[bytes], files: Mapping[str, Path], ours: Path, progress: Progress) -> None:

@@ -115,10 +115,10 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
     report = RebuildReport(store.uri, options.dry_run)
     # A vacuum that began while the tables were there may still run; its lock lies in the same folder
     with state.lock() if exists(store, "state") and not options.dry_run else contextlib.nullcontext():
-        found = _found(store, report, progress)
+        candidates = _find_candidates(store, report, progress)
         run_id = uuid.uuid4().hex  # of the rollbacks that this run makes
-        chosen = _choices(options.choose, found)
-        report.decided = _commits_that_count(found, chosen, report, run_id)
+        chosen = _choices(options.choose, candidates)
+        report.decided = _commits_that_count(candidates, chosen, report, run_id)
         if report.decided and not options.dry_run:
             step("generations chosen")
             state.check_writable()
@@ -126,58 +126,60 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
             manifests.make_folders(store, new)
             manifests.write_manifests(store, new)
             manifests.check_files(store, report.decided)  # again: the search takes a while
-            known = {c.folder.path: c.commit for each in found.values() for c in each if c.committed and c.commit}
-            known |= {commit.folder: commit for commit in report.decided}
+            commits = {
+                c.folder.path: c.commit for each in candidates.values() for c in each if c.committed and c.commit
+            }
+            commits |= {commit.folder: commit for commit in report.decided}
             step("manifests written")
-            writing.rebuild(state, report.decided, known.values())
+            writing.rebuild(state, report.decided, commits.values())
             manifests.say_committed(store, [commit.folder for commit in report.decided])
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
 
-def _found(store: Root, report: RebuildReport, progress: Progress) -> dict[Key, list[_Candidate]]:
+def _find_candidates(store: Root, report: RebuildReport, progress: Progress) -> dict[Key, list[_Candidate]]:
     """Return the candidates of every partition that has a folder, newest first."""
     folders = list(run_folders(store, report.notes))
-    found: dict[Key, list[_Candidate]] = {folder.key: [] for folder in folders}
+    candidates: dict[Key, list[_Candidate]] = {folder.key: [] for folder in folders}
     progress.start("rebuild-state", len(folders), "folder")
     for folder in sorted(folders, key=lambda folder: (folder.key, -folder.generation, folder.run_id)):
         if MANIFEST in folder.names or COMMITTED in folder.names:
             with timed(folder.path):
-                found[folder.key].append(_Candidate(folder, *manifests.read_whole(store, folder.path)))
+                candidates[folder.key].append(_Candidate(folder, *manifests.read_whole(store, folder.path)))
         else:
             report.notes.append(
                 f"{folder.path}: no {MANIFEST}: a run died there, or vacuum left files that a later generation uses"
             )
         progress.advance()
-    return found
+    return candidates
 
 
-def _choices(given: Sequence[str], found: Mapping[Key, Sequence[_Candidate]]) -> dict[Key, str]:
+def _choices(given: Sequence[str], candidates: Mapping[Key, Sequence[_Candidate]]) -> dict[Key, str]:
     chosen = {}
-    for one in given:
-        name, _, run_id = one.rpartition("=")
+    for choice in given:
+        name, _, run_id = choice.rpartition("=")
         parsed = names.parse_partition_folder(name)
         key = (parsed.topic, parsed.partition) if parsed is not None and not parsed.mark else ("", -1)
-        if key not in found:
-            raise UsageError(message=f"--choose: expected TOPIC-N=RUN_ID of a partition of the store, found {one!r}")
-        whole = [c.folder.run_id for c in found[key] if c.commit is not None and not c.wrong]
+        if key not in candidates:
+            raise UsageError(message=f"--choose: expected TOPIC-N=RUN_ID of a partition of the store, found {choice!r}")
+        whole = [c.folder.run_id for c in candidates[key] if c.commit is not None and not c.wrong]
         if run_id not in (*whole, _NONE):
             raise UsageError(
-                message=f"--choose {one}: expected the run of a whole generation, {' or '.join([*whole, _NONE])}"
+                message=f"--choose {choice}: expected the run of a whole generation, {' or '.join([*whole, _NONE])}"
             )
         chosen[key] = run_id
     return chosen
 
 
 def _commits_that_count(
-    found: Mapping[Key, Sequence[_Candidate]], chosen: Mapping[Key, str], report: RebuildReport, run_id: str
+    all_candidates: Mapping[Key, Sequence[_Candidate]], chosen: Mapping[Key, str], report: RebuildReport, run_id: str
 ) -> list[Commit]:
     """Return the commit that counts for every partition. Raise UNDECIDED if it is unclear for some. run_id: for
     chosen generations that are not the highest.
     """
     decided, questions = [], []
     has_erasures = exists(open_root(report.store), ERASED_KEYS)
-    for key, candidates in sorted(found.items()):
+    for key, candidates in sorted(all_candidates.items()):
         name = names.partition_folder(*key)
         if chosen.get(key) == _NONE:
             committed = [c.commit for c in candidates if c.committed]
@@ -219,11 +221,13 @@ def _chosen(candidates: Sequence[_Candidate], run_id: str, new_run_id: str, *, h
     """
     chosen = next(c.commit for c in candidates if c.folder.run_id == run_id and c.commit is not None)
     committed = [c.commit for c in candidates if c.committed and c.commit is not None]
-    parents = {one.run.parent_run_id for one in (*committed, chosen)}  # their children note what they note, and later
-    last = [one for one in (*committed, chosen) if one.run.run_id not in parents]
-    erased = to_text(merged(parse_bounds(one.checkpoint) for one in last))
+    parents = {
+        candidate.run.parent_run_id for candidate in (*committed, chosen)
+    }  # their children note what they note, and later
+    last = [candidate for candidate in (*committed, chosen) if candidate.run.run_id not in parents]
+    erased = to_text(merged(parse_bounds(candidate.checkpoint) for candidate in last))
     check_nothing_comes_back(chosen.checkpoint, replace(chosen.checkpoint, erased=erased))
-    readable = {one.run.generation_after for one in committed}
+    readable = {candidate.run.generation_after for candidate in committed}
     unknown = [
         c.folder
         for c in candidates

@@ -124,11 +124,13 @@ def check_targets(settings: Mapping[str, str], wanted: Sequence[SourcePartition]
         raise NO_CLUSTER(path=settings["bootstrap.servers"], expected=expected, found=said) from error
 
 
-def _check_partitions(there: Mapping[str, int], wanted: Sequence[SourcePartition], targets: Mapping[str, str]) -> None:
+def _check_partitions(
+    partition_counts: Mapping[str, int], wanted: Sequence[SourcePartition], targets: Mapping[str, str]
+) -> None:
     for source, target in sorted(targets.items()):
         needed = 1 + max(p.partition or 0 for p in wanted if p.topic == source)
-        if there.get(target, 0) < needed:
-            found = f"{there[target]}" if target in there else "no such topic"
+        if partition_counts.get(target, 0) < needed:
+            found = f"{partition_counts[target]}" if target in partition_counts else "no such topic"
             raise UsageError(
                 message=f"topic {target}: expected at least {counted(needed, 'partition')}, found {found}; nothing was "
                 "written: make the topic with the settings that it needs"

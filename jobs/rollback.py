@@ -175,20 +175,20 @@ def _target(store: Root, current: Checkpoint, generation: int) -> Commit:
             return commit
     found = dict(list_generations(store, current))
     others = sorted(found.keys() - {current.generation, generation})
-    there = [str(number) for number in others if not _usable(store, found[number])[1]]
+    usable = [str(number) for number in others if not _usable(store, found[number])[1]]
     raise NO_GENERATION(
         partition=names.partition_folder(current.topic, current.partition),
         found=generation,
         reason=missing,
-        expected=f"one of: {', '.join(there)}" if there else "another, but none is left",
+        expected=f"one of: {', '.join(usable)}" if usable else "another, but none is left",
     )
 
 
-def _usable(store: Root, found: Commit | GenerationError) -> tuple[Commit | None, str]:
+def _usable(store: Root, read_commit: Commit | GenerationError) -> tuple[Commit | None, str]:
     """Return the commit whose files a generation uses, and the reason why it cannot be used; "": all are there."""
-    if isinstance(found, GenerationError):
-        return None, str(found)
-    folder = found.checkpoint.folder
+    if isinstance(read_commit, GenerationError):
+        return None, str(read_commit)
+    folder = read_commit.checkpoint.folder
     commit, wrong = manifests.read_whole(store, folder)
     if commit is not None and not wrong:
         used = [(s.path, s.size_bytes) for s in commit.segments if s.root == "archive"]

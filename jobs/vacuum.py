@@ -232,16 +232,16 @@ def _chosen(
     while True:
         seen = state.version()
         report.notes, report.generations = [], []
-        there = _not_shared(state.root, list(run_folders(state.root, report.notes)), report)
+        run_folders_left = _not_shared(state.root, list(run_folders(state.root, report.notes)), report)
         step("folders listed")
-        there = _spared(state.root, there, live_ms, report)
-        known = {folder.key[0] for folder in there} | {topic for topic, _ in state.checkpoints()}
-        check_topics(options.topics, known, state.root.uri)
+        run_folders_left = _spared(state.root, run_folders_left, live_ms, report)
+        known_topics = {folder.key[0] for folder in run_folders_left} | {topic for topic, _ in state.checkpoints()}
+        check_topics(options.topics, known_topics, state.root.uri)
         if options.give_up is not None:
-            check_globs("--give-up", options.give_up.include, known, state.root.uri)
-        folders = [folder for folder in there if options.topics.takes(folder.key[0])]
+            check_globs("--give-up", options.give_up.include, known_topics, state.root.uri)
+        folders = [folder for folder in run_folders_left if options.topics.takes(folder.key[0])]
         kept = _kept(state, folders, young_ms, options, report)
-        chosen = [(folder, _gone(folder, *kept)) for folder in folders]
+        chosen = [(folder, _unused_files(folder, *kept)) for folder in folders]
         goes = {folder.run for folder, gone in chosen if gone is not None}
         for row in report.generations:
             row["goes"] = ((row["topic"], row["partition"]), row["generation"], row["run_id"]) in goes
@@ -252,25 +252,25 @@ def _chosen(
             return chosen
 
 
-def _not_shared(store: Root, there: list[RunFolder], report: VacuumReport) -> list[RunFolder]:
+def _not_shared(store: Root, folders: list[RunFolder], report: VacuumReport) -> list[RunFolder]:
     """Return the folders, with `whole` off for those that a mount in the store shows, and another mount too: the files
     may be another store's.
     """
     mounts = shared_mounts(store.base) if store.is_local else []
     report.notes += [f"{mount}: mounted here, and its files have another name; left alone" for mount in mounts]
-    shared = {f.path for f in there for m in mounts if f"{f.path}/".startswith(f"{m}/") or m.startswith(f"{f.path}/")}
-    return [replace(folder, whole=folder.whole and folder.path not in shared) for folder in there]
+    shared = {f.path for f in folders for m in mounts if f"{f.path}/".startswith(f"{m}/") or m.startswith(f"{f.path}/")}
+    return [replace(folder, whole=folder.whole and folder.path not in shared) for folder in folders]
 
 
-def _spared(store: Root, there: list[RunFolder], now_ms: int, report: VacuumReport) -> list[RunFolder]:
+def _spared(store: Root, folders: list[RunFolder], now_ms: int, report: VacuumReport) -> list[RunFolder]:
     """Return the folders, with `whole` off for those of runs at work. A run takes its lease before it makes a
     folder, so each listed folder of a run that has not ended has one.
     """
     leases = [lease for lease in list_leases(store, report.notes) if lease.is_valid(now_ms * 1_000_000)]
     at_work = {lease.run_id: lease.label() for lease in leases}
-    theirs = {folder.run: label for folder in there if (label := at_work.get(folder.run_id.partition(".")[0]))}
+    theirs = {folder.run: label for folder in folders if (label := at_work.get(folder.run_id.partition(".")[0]))}
     report.notes += [f"{label} is at work; its files are left alone" for label in sorted(set(theirs.values()))]
-    return [replace(folder, whole=False) if folder.run in theirs else folder for folder in there]
+    return [replace(folder, whole=False) if folder.run in theirs else folder for folder in folders]
 
 
 def _kept(
@@ -286,9 +286,9 @@ def _kept(
         say_committed(state.root, [f.path for f in folders if f.run in decided and COMMITTED not in f.names])
     committed = sorted((f for f in folders if f.run in decided or COMMITTED in f.names), key=lambda folder: folder.run)
     above = {f.run for f in committed if f.key in current and f.generation > current[f.key].generation}
-    told = read_manifests(state.root, [f.path for f in committed if MANIFEST in f.names])
-    times = {folder: each.run.started_ms for folder, each in told.items()}
-    doomed = _erased(folders, told, current) if options.erased else set()
+    committed_commits = read_manifests(state.root, [f.path for f in committed if MANIFEST in f.names])
+    times = {folder: each.run.started_ms for folder, each in committed_commits.items()}
+    doomed = _erased(folders, committed_commits, current) if options.erased else set()
     by_rule = {run: rule for run, rule in _by_rule(committed, times, options).items() if run not in doomed}
     lately = set(_replaced_lately(committed, young_ms)) - doomed
     live = decided.keys() | lately | above | by_rule.keys()
@@ -297,25 +297,25 @@ def _kept(
     stay = live | young | foreign
     # For a folder that stays anyway the manifest matters only if nothing else is in it: a rollback's
     asked = [f for f in folders if f.run not in stay or names.LEADER_EPOCH_CHECKPOINT not in f.names]
-    rest = [f.path for f in asked if MANIFEST in f.names and f.path not in told]
-    found = told | read_manifests(state.root, rest)
-    never_read, unreadable = _never_read([f for f in asked if f.run not in stay], found, current, options)
+    rest = [f.path for f in asked if MANIFEST in f.names and f.path not in committed_commits]
+    commits = committed_commits | read_manifests(state.root, rest)
+    never_read, unreadable = _never_read([f for f in asked if f.run not in stay], commits, current, options)
     needed, stay = live | never_read.keys(), stay | never_read.keys()
-    backs = decided | {f.run: found[f.path].checkpoint for f in asked if f.path in found}
+    backs = decided | {f.run: commits[f.path].checkpoint for f in asked if f.path in commits}
     needed |= {(r[0], row.back_to, row.back_to_run_id or "") for r, row in backs.items() if r in stay and row.back_to}
-    known = {f.run: found[f.path].segments for f in folders if f.path in found and f.run not in decided}
+    known = {f.run: commits[f.path].segments for f in folders if f.path in commits and f.run not in decided}
     rows = {run: known[run] for run in (needed | stay) & known.keys()} | state.read_segments(
         (needed | stay) - known.keys()
     )
-    there = {folder.run: folder.path for folder in folders}
-    unreadable |= {run[0]: there[run] for run in (needed & there.keys()) - rows.keys()}
+    path_by_run = {folder.run: folder.path for folder in folders}
+    unreadable |= {run[0]: path_by_run[run] for run in (needed & path_by_run.keys()) - rows.keys()}
     report.notes += [
         f"{folder}: the files of this generation are not known: its {MANIFEST} cannot be read; {topic}-{partition} is "
         "left alone"
         for (topic, partition), folder in sorted(unreadable.items())
     ]
     report.kept = [_line(run, ranges, rows[run]) for run, ranges in sorted(never_read.items()) if run in rows]
-    runs = needed | stay | {run for run in there if run[0] in unreadable}
+    runs = needed | stay | {run for run in path_by_run if run[0] in unreadable}
     why = (
         ("it is current", decided.keys()),
         ("it is above the current one, and was committed", above),
@@ -324,7 +324,7 @@ def _kept(
         ("its folder is not the store's alone, or a run works there", foreign),
         ("it holds offsets that the current one's chain never read", never_read.keys()),
         ("another generation that stays uses its files", needed - live - never_read.keys()),
-        ("a manifest of its partition cannot be read", {run for run in there if run[0] in unreadable}),
+        ("a manifest of its partition cannot be read", {run for run in path_by_run if run[0] in unreadable}),
     )
     report.generations = [
         {
@@ -340,7 +340,10 @@ def _kept(
 
 
 def _never_read(
-    folders: Iterable[RunFolder], found: Mapping[str, Commit], current: Mapping[Key, Checkpoint], options: VacuumOptions
+    folders: Iterable[RunFolder],
+    commits: Mapping[str, Commit],
+    current: Mapping[Key, Checkpoint],
+    options: VacuumOptions,
 ) -> tuple[dict[Run, Ranges], dict[Key, str]]:
     """Return the offsets of generations that no current one's chain has read, unless the user gives them up, and
     partitions with a committed folder whose manifest cannot be read.
@@ -348,25 +351,25 @@ def _never_read(
     never_read: dict[Run, Ranges] = {}
     unreadable: dict[Key, str] = {}
     for folder in folders:
-        made, was_committed = found.get(folder.path), COMMITTED in folder.names
+        commit, was_committed = commits.get(folder.path), COMMITTED in folder.names
         if options.give_up is not None and options.give_up.takes(folder.key[0]):
             continue
-        if made is None and was_committed:
+        if commit is None and was_committed:
             unreadable[folder.key] = folder.path
-        elif made and (ranges := unread(made, current.get(folder.key), committed=was_committed)):
+        elif commit and (ranges := unread(commit, current.get(folder.key), committed=was_committed)):
             never_read[folder.run] = ranges
     return never_read, unreadable
 
 
-def _erased(folders: Sequence[RunFolder], told: Mapping[str, Commit], current: Mapping[Key, Checkpoint]) -> set[Run]:
+def _erased(folders: Sequence[RunFolder], commits: Mapping[str, Commit], current: Mapping[Key, Checkpoint]) -> set[Run]:
     """Return the runs whose files may hold records that were erased since: generations from before, and dead runs."""
     out = set()
     for f in folders:
         row = current.get(f.key)
         if row is None or not row.erased or (f.generation, f.run_id) == (row.generation, row.run_id):
             continue
-        made = told.get(f.path)
-        if COMMITTED not in f.names or (made and brought_back(made.checkpoint, row)):
+        commit = commits.get(f.path)
+        if COMMITTED not in f.names or (commit and brought_back(commit.checkpoint, row)):
             out.add(f.run)
     return out
 
@@ -407,13 +410,13 @@ def _replaced_lately(committed: Sequence[RunFolder], young_ms: float) -> Iterato
             yield before.run
 
 
-def _gone(folder: RunFolder, runs: set[Run], paths: set[str]) -> Gone:
+def _unused_files(folder: RunFolder, runs: set[Run], paths: set[str]) -> Gone:
     """Return the files of a run's folder that nothing needs; None: it stays as it is. An empty folder may go, too."""
     has_age = folder.files or folder.made_ms  # in a bucket an empty folder has no age, and is only a name
     if folder.run in runs or not has_age:
         return None
-    gone = [info for info in folder.files if f"{folder.path}/{info.base_name}" not in paths]
-    return gone if gone or not folder.files else None
+    unused = [info for info in folder.files if f"{folder.path}/{info.base_name}" not in paths]
+    return unused if unused or not folder.files else None
 
 
 def _is_deleted(store: Root, folder: RunFolder) -> bool:
@@ -433,15 +436,15 @@ def _delete(store: Root, folder: RunFolder, files: Iterable[str]) -> None:
             store.filesystem.delete_file(store.full(f"{folder.path}/{name}"))
 
 
-def _clean(store: Root, folder: RunFolder, gone: Gone, report: VacuumReport) -> None:
-    if gone is not None and not report.dry_run:
-        rest = {str(info.base_name) for info in gone}
+def _clean(store: Root, folder: RunFolder, unused: Gone, report: VacuumReport) -> None:
+    if unused is not None and not report.dry_run:
+        rest = {str(info.base_name) for info in unused}
         first = [name for name in (COMMITTED, MANIFEST) if name in rest]
         _delete(store, folder, first)
         # no run can commit files that it writes to a folder that goes
-        if len(gone) < len(folder.files) or not _is_deleted(store, folder):
+        if len(unused) < len(folder.files) or not _is_deleted(store, folder):
             _delete(store, folder, rest.difference(first))
         step("folder deleted")
-    if gone:
-        report.deleted.setdefault(folder.key, []).extend(f"{folder.path}/{info.base_name}" for info in gone)
-        report.bytes[folder.key] = report.bytes.get(folder.key, 0) + sum(info.size for info in gone)
+    if unused:
+        report.deleted.setdefault(folder.key, []).extend(f"{folder.path}/{info.base_name}" for info in unused)
+        report.bytes[folder.key] = report.bytes.get(folder.key, 0) + sum(info.size for info in unused)

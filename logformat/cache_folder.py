@@ -92,10 +92,10 @@ def refuse_if_unsafe(named: str) -> None:
 @functools.cache
 def say_nowhere(why: str) -> None:
     """Warn, once for each reason, that no compiled kernel is kept."""
-    said = (
+    message = (
         "no place for compiled kernels, so each process compiles them again: %s; set NUMBA_CACHE_DIR to your own folder"
     )
-    logging.getLogger("lastkey").warning(said, why)
+    logging.getLogger("lastkey").warning(message, why)
 
 
 def weakness(folder: Path, trusted: Collection[int]) -> str:

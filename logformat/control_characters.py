@@ -26,6 +26,6 @@ def visible_bytes(lines: Any) -> bytes:
     return visible(bytes(lines).decode("utf-8", "surrogateescape")).encode()
 
 
-def _shown(found: re.Match[str]) -> str:
-    number = ord(found[0])
+def _shown(match: re.Match[str]) -> str:
+    number = ord(match[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

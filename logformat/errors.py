@@ -60,7 +60,7 @@ def unreadable(path: str, error: OSError, position: int = 0) -> LogFormatError:
     """Return the LogFormatError for an operating-system error of opening or reading a file. Raise AccessError again."""
     if isinstance(error, AccessError):
         raise error
-    return LogFormatError("unreadable", path, position, "a readable file", _said(error))
+    return LogFormatError("unreadable", path, position, "a readable file", _describe(error))
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def without_frames(error: LogFormatError) -> LogFormatError:
 def _stopped(error: Exception, name: str) -> LogFormatError:
     if isinstance(error, OSError):
         path, position = (str(error.filename), 0) if error.filename else (name, NO_POSITION)
-        return LogFormatError("unwritable", path, position, "a file that can be written", _said(error))
+        return LogFormatError("unwritable", path, position, "a file that can be written", _describe(error))
     if isinstance(error, MemoryError):
         return LogFormatError(
             "memory",
@@ -144,7 +144,7 @@ def _stopped(error: Exception, name: str) -> LogFormatError:
     )
 
 
-def _said(error: OSError) -> str:
+def _describe(error: OSError) -> str:
     """Return type, errno and text of an error; Arrow says everything twice, so only its last part."""
     return f"{type(error).__name__}: {str(error).rpartition('Detail:')[2].strip()}"
 

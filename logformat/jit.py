@@ -106,13 +106,13 @@ class _Cache(_caching.FunctionCache):  # type: ignore[misc]
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Do as numba's, but import nothing that only a compiler needs, which asks itself: 0.1 s of each process."""
-        found = None
+        overload = None
         rtsys.initialize(target_context)
         with self._guard_against_spurious_io_errors():
-            found = self._load_overload(sig, target_context)
-        if found is None:
+            overload = self._load_overload(sig, target_context)
+        if overload is None:
             _say_that_it_compiles(self._py_func.__qualname__)
-        return found
+        return overload
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with contextlib.suppress(OSError):  # a full disk or a read-only folder costs time, nothing else

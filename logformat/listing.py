@@ -133,12 +133,12 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
     """
     filesystem, path = locate(path_or_uri, filesystem)
     path = path.rstrip("/")
-    found = list_partition_files(filesystem, path, path)
+    files = list_partition_files(filesystem, path, path)
     parent, _, name = path.rpartition("/")
     folder = names.parse_partition_folder(name)
-    notes = [f"{path}: {note}" for note in found.resolution.notes]
+    notes = [f"{path}: {note}" for note in files.resolution.notes]
     epochs: tuple[tuple[int, int], ...] = ()
-    if names.LEADER_EPOCH_CHECKPOINT in found.resolution.side_files:
+    if names.LEADER_EPOCH_CHECKPOINT in files.resolution.side_files:
         full = f"{path}/{names.LEADER_EPOCH_CHECKPOINT}"
         try:
             epochs = tuple(checkpoints.read_leader_epochs(read_small_file(filesystem, full), full))
@@ -154,7 +154,7 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
             notes.append(f"{error}; ignored")
     topic, partition = (folder.topic, folder.partition) if folder is not None else (None, None)
     return PartitionListing(
-        topic, partition, tuple(found.segments(path, "")), log_start, epochs, tuple(notes), filesystem
+        topic, partition, tuple(files.segments(path, "")), log_start, epochs, tuple(notes), filesystem
     )
 
 

@@ -190,12 +190,12 @@ def convert_segments(task: ConvertTask) -> ConvertedSegments:
     for segment in task.segments:
         if segment.base_offset in whole:
             continue
-        one = attempt(segment.path, lambda s=segment: _convert(s, output, task))  # type: ignore[misc]
-        if isinstance(one, Problem):
-            problems.append(one)
+        outcome = attempt(segment.path, lambda s=segment: _convert(s, output, task))  # type: ignore[misc]
+        if isinstance(outcome, Problem):
+            problems.append(outcome)
             _remove(output, being_written(output, _path(task, segment, names.LOG)))
         else:
-            done.append((segment, one))
+            done.append((segment, outcome))
     for copy in task.copies:
         copied = attempt(copy.path, lambda c=copy: _copy(c, output, task.folder))  # type: ignore[misc]
         problems += [copied] if isinstance(copied, Problem) else []
@@ -204,10 +204,10 @@ def convert_segments(task: ConvertTask) -> ConvertedSegments:
     return ConvertedSegments(
         len(done) + len(kept),
         len(kept),
-        sum(one.batches for _, one in done),
-        sum(one.changed for _, one in done),
+        sum(outcome.batches for _, outcome in done),
+        sum(outcome.changed for _, outcome in done),
         sum(segment.size_bytes for segment in (*kept, *(segment for segment, _ in done))),
-        sum(one.size for _, one in done) + sum(whole[segment.base_offset] for segment in kept),
+        sum(outcome.size for _, outcome in done) + sum(whole[segment.base_offset] for segment in kept),
         tuple(problems),
         time.perf_counter() - started,
     )
@@ -219,18 +219,18 @@ def _path(task: ConvertTask, segment: Segment, kind: str) -> str:
 
 def _convert(segment: Segment, output: Root, task: ConvertTask) -> ConvertedLog:
     root, to = open_root(segment.root), being_written(output, _path(task, segment, names.LOG))
-    one = convert_log(segment, root, output, to, task.settings)
-    check_written(output, to, one.size, one.checksum)
+    converted = convert_log(segment, root, output, to, task.settings)
+    check_written(output, to, converted.size, converted.checksum)
     mtime_ns = segment.mtime_ms * 1_000_000
     set_time(output, to, mtime_ns)
     flush(output, to)
-    for kind, data in ((names.INDEX, one.offset_index), (names.TIME_INDEX, one.time_index)):
+    for kind, data in ((names.INDEX, converted.offset_index), (names.TIME_INDEX, converted.time_index)):
         path = being_written(output, _path(task, segment, kind))
         write_file(output, path, data)
         set_time(output, path, mtime_ns)
     for kind in (names.LOG, names.INDEX, names.TIME_INDEX):
         give_name(output, _path(task, segment, kind))
-    return one
+    return converted
 
 
 def _copy(copy: SmallFile, output: Root, folder: str) -> None:

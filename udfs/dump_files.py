@@ -60,12 +60,12 @@ class SearchedFile:
 class Dumped:
     """Result for one dumped file."""
 
-    facts: ClassVar[str] = "path text=name bytes=bytes_written problems=n_problems said"
+    facts: ClassVar[str] = "path text=name bytes=bytes_written problems=n_problems said=tool_lines"
 
     path: str
     name: str
     bytes_written: int
-    said: tuple[str, ...]  # findings, the first ones of each kind, and problems
+    tool_lines: tuple[str, ...]  # findings, the first ones of each kind, and problems
     n_problems: int
     n_mismatches: int = 0
 
@@ -136,14 +136,14 @@ def search_files(task: SearchTask) -> list[SearchedFile]:
 
 
 def _search(file: DumpFile, options: DumpOptions) -> SearchedFile:
-    found = io.BytesIO()
+    output = io.BytesIO()
 
     def write(text: Any) -> None:
-        if found.tell() <= _MOST_FOUND:
-            found.write(text)
+        if output.tell() <= _MOST_FOUND:
+            output.write(text)
 
     findings = dump_files([file], options, write)
-    return SearchedFile(found.getvalue() if found.tell() <= _MOST_FOUND else None, findings)
+    return SearchedFile(output.getvalue() if output.tell() <= _MOST_FOUND else None, findings)
 
 
 def dump_to_file(task: DumpTask) -> Dumped:

@@ -183,23 +183,23 @@ class GapFinder:
             return gap(f"{root}/{segments[0].path}", expected, found, hint)
         return missing_below(low, first - 1, _shown(root, orphan), _shown(root, epochs) or "", self.hint)
 
-    def behind(self, known: Behind, end: int, start: int, until: int, above: LogsAbove) -> Problem | None:
+    def behind(self, place: Behind, end: int, start: int, until: int, above: LogsAbove) -> Problem | None:
         """Return the gap behind a segment; None if there is none, or if it holds none of the offsets [start, until).
 
         end: offset behind the segment's last batch; above: lists the logs behind that segment, called only for a hole.
         """
-        segment, after = known.segment, known.next_base_offset
+        segment, after = place.segment, place.next_base_offset
         path = f"{segment.root}/{segment.path}"
-        named = [(offset, file) for offset, file in known.named if offset >= end]
+        named = [(offset, file) for offset, file in place.named if offset >= end]
         if after is None:
             if not named or until <= max(start, end):
                 return None
             offset, file = named[-1]
             expected = f"a log that holds offset {offset}, as this file shows"
             return gap(f"{segment.root}/{file}", expected, f"one that ends at {end}", self.hint)
-        if max(start, end, known.log_start) >= min(until, after):
+        if max(start, end, place.log_start) >= min(until, after):
             return None
-        lawful = max(known.log_start, known.cleaned_until)
+        lawful = max(place.log_start, place.cleaned_until)
         hole = Hole(
             max(end, lawful) if lawful < after else end,
             after - 1,
@@ -210,15 +210,15 @@ class GapFinder:
         )
 
         def cleaned() -> bool:
-            return min(until, after) <= known.cleaned_until or self._is_cleaned(known, after, above)
+            return min(until, after) <= place.cleaned_until or self._is_cleaned(place, after, above)
 
         if hole.indexed_end:
             hole = replace(hole, first=end)
         return missing(hole, _shown(segment.root, named[0][1]) if named else None, cleaned, self.hint)
 
-    def _is_cleaned(self, known: Behind, after: int, above: LogsAbove) -> bool:
+    def _is_cleaned(self, place: Behind, after: int, above: LogsAbove) -> bool:
         """Return whether a log above a hole that ends at `after`, or the segment before it, shows a cleaner's work."""
-        folder = f"{known.segment.root}/{known.segment.path}".rpartition("/")[0]
+        folder = f"{place.segment.root}/{place.segment.path}".rpartition("/")[0]
         if self._worked.get(folder, -1) >= after:
             return True
         if self._untouched.get(folder, NO_END) > after:
@@ -228,7 +228,7 @@ class GapFinder:
                     self._worked[folder] = found
                     return True
             self._untouched[folder] = after
-        return _first_thinned(known.segment, known.cleaned_until) >= 0
+        return _first_thinned(place.segment, place.cleaned_until) >= 0
 
 
 def _shown(root: str, path: str | None) -> str | None:
@@ -262,11 +262,11 @@ def gaps_between(
     if below is not None and start < first:
         yield below
     for number, segment in enumerate(segments):
-        known = offsets_behind(segments, traces, number)
-        after = known.next_base_offset
+        place = offsets_behind(segments, traces, number)
+        after = place.next_base_offset
         if segment.base_offset >= until or (after is not None and after <= max(start, traces.log_start)):
             continue
         end = SearchableSegment(segment, lambda _: None, cached_place).next_offset()
-        found = finder.behind(known, end, start, until, lambda n=number: segments[n + 1 :])  # type: ignore[misc]
-        if found is not None:
-            yield found
+        problem = finder.behind(place, end, start, until, lambda n=number: segments[n + 1 :])  # type: ignore[misc]
+        if problem is not None:
+            yield problem

@@ -22,7 +22,7 @@ _PART_BYTES: Final = 8 << 20
 
 def check_written(store: Root, path: str, size: int, checksum: int) -> None:
     """Read a written `.log` back, and raise LogFormatError kind "readback" unless it has this size and CRC-32C."""
-    found, buffer = 0, np.empty(min(_PART_BYTES, size), np.uint8)
+    checksum_read, buffer = 0, np.empty(min(_PART_BYTES, size), np.uint8)
     with opened(store, path) as file:
         if file.size() != size:
             raise LogFormatError("readback", path, 0, f"{size} bytes", f"{file.size()}")
@@ -30,9 +30,9 @@ def check_written(store: Root, path: str, size: int, checksum: int) -> None:
             part = buffer[: size - start]
             read_exactly(file, path, start, part)
             will_read(file, following(start + len(part), size, _PART_BYTES))
-            found = crc32c_extend(found, part)
-    if found != checksum:
-        raise LogFormatError("readback", path, 0, f"checksum {checksum:#010x}, as scanned", f"{found:#010x}")
+            checksum_read = crc32c_extend(checksum_read, part)
+    if checksum_read != checksum:
+        raise LogFormatError("readback", path, 0, f"checksum {checksum:#010x}, as scanned", f"{checksum_read:#010x}")
 
 
 @dataclass(frozen=True)

@@ -191,10 +191,10 @@ def _asked(task: ReplayTask, start: int | None) -> Range:
 
 
 def _committed(kafka: Any, consumer: Any, place: Any) -> Any:
-    (found,) = consumer.committed([place], timeout=_SECONDS)
-    if found.error is not None:
-        raise kafka.KafkaException(found.error)
-    return found
+    (committed,) = consumer.committed([place], timeout=_SECONDS)
+    if committed.error is not None:
+        raise kafka.KafkaException(committed.error)
+    return committed
 
 
 def _batches(task: ReplayTask, start: int) -> Iterator[Any]:

@@ -322,9 +322,9 @@ def make_folders(folder: Path) -> None:
     flush_names(map(str, missing))
 
 
-def flush_names(made: Iterable[str]) -> None:
+def flush_names(paths: Iterable[str]) -> None:
     """Make the names of newly made local files or folders survive a power cut."""
-    for folder in {os.path.dirname(path) for path in made}:  # noqa: PTH120 - as they are, links too
+    for folder in {os.path.dirname(path) for path in paths}:  # noqa: PTH120 - as they are, links too
         _flush_and_close(os.open(folder, os.O_RDONLY))
 
 
@@ -366,10 +366,10 @@ def occupied_by(root: Root) -> str:
     """Return the kind of the obstacle to a new folder; "": no entry, or an empty folder. A listing of pyarrow has
     neither links to nothing nor names that are not UTF-8.
     """
-    found = _info(root, "")
-    if found.type == pafs.FileType.File:
+    info = _info(root, "")
+    if info.type == pafs.FileType.File:
         return "a file"
-    if found.type != pafs.FileType.Directory:
+    if info.type != pafs.FileType.Directory:
         return (root.is_local and regular_files.kind_of_path(root.base)) or ""
     if listed := root.filesystem.get_file_info(pafs.FileSelector(root.base)):
         return describe_entries(listed)

@@ -44,11 +44,11 @@ class Listed(Protocol):
 _Partition = TypeVar("_Partition", bound=Listed)
 
 
-def one_log(root: Root, other: _Partition, found: _Partition) -> _Partition:
+def one_log(root: Root, other: _Partition, partition: _Partition) -> _Partition:
     """Return the partition of two folders: one log if one of them holds its remote segments, else a problem."""
-    if is_remote(root, other.path) == is_remote(root, found.path):
-        return duplicate(other, found)
-    uploaded, local = (other, found) if is_remote(root, other.path) else (found, other)
+    if is_remote(root, other.path) == is_remote(root, partition.path):
+        return duplicate(other, partition)
+    uploaded, local = (other, partition) if is_remote(root, other.path) else (partition, other)
     out = copy(local)
     out.problem = uploaded.problem or local.problem or _difference(uploaded, local)
     if out.problem is not None:
@@ -71,21 +71,21 @@ def one_log(root: Root, other: _Partition, found: _Partition) -> _Partition:
     return out
 
 
-def duplicate(other: _Partition, found: _Partition) -> _Partition:
+def duplicate(other: _Partition, partition: _Partition) -> _Partition:
     """Return a partition that has two folders, with the problem that names both."""
     expected, same = "one folder for each partition", f"the same partition in {other.path}"
-    found.problem = Problem("duplicate", found.path, NO_POSITION, expected, same)
-    return found
+    partition.problem = Problem("duplicate", partition.path, NO_POSITION, expected, same)
+    return partition
 
 
 def note_beginnings(partitions: Iterable[Listed]) -> None:
     """Note which logs begin in remote storage that the archive lacks."""
-    for one in partitions:
-        if one.begins_elsewhere:
-            where = f"{one.path}: offsets 0 to {one.segments[0].base_offset - 1} are in remote storage"
+    for partition in partitions:
+        if partition.begins_elsewhere:
+            where = f"{partition.path}: offsets 0 to {partition.segments[0].base_offset - 1} are in remote storage"
             advice = "put the folder of the remote storage into the archive to have them read too"
-            one.notes.append(f"{where}, which this archive lacks: {advice}")
-            one.not_read.append(where)  # a run that reads them too begins with the segments that are here
+            partition.notes.append(f"{where}, which this archive lacks: {advice}")
+            partition.not_read.append(where)  # a run that reads them too begins with the segments that are here
 
 
 def _difference(uploaded: Listed, local: Listed) -> Problem | None:
@@ -105,16 +105,16 @@ def _difference(uploaded: Listed, local: Listed) -> Problem | None:
         if theirs != ours:
             return differ(f"leader epochs (epoch, offset) {theirs}", f"{ours}")
     first, until = local.segments[0].base_offset, min(last, local.segments[-1].base_offset)
-    there, here = (
+    uploaded_files, here = (
         {s.base_offset: s for s in one.segments if first <= s.base_offset <= until} for one in (uploaded, local)
     )
-    for base in sorted(there.keys() ^ here.keys()):
-        which = ("a segment", "none") if base in there else ("no segment", "one")
+    for base in sorted(uploaded_files.keys() ^ here.keys()):
+        which = ("a segment", "none") if base in uploaded_files else ("no segment", "one")
         return differ(f"{which[0]} that begins at offset {base}", which[1])
     for base in sorted(here):
-        size, found = there[base].size_bytes, here[base].size_bytes
+        size, found = uploaded_files[base].size_bytes, here[base].size_bytes
         is_older = found < size and base == local.segments[-1].base_offset  # copied before the segment was closed
-        is_uploading = found > size and base == last and there[base].index is None
+        is_uploading = found > size and base == last and uploaded_files[base].index is None
         if found != size and not is_older and not is_uploading:
             return differ(f"a segment of {size} bytes at offset {base}", f"{found}")
     return None

@@ -344,21 +344,21 @@ def _partitions(
         parsed = names.parse_partition_folder(folder)
         return None if parsed is None else _read_partition(archive.root, parsed, _below(path, folder), directory)
 
-    for found in pool.map(read, here):
-        if found is None:
+    for partition in pool.map(read, here):
+        if partition is None:
             continue
-        if not found.has_log:
-            archive.notes += found.notes
-            archive.not_read += found.not_read
-            archive.without_segments.append(found)
+        if not partition.has_log:
+            archive.notes += partition.notes
+            archive.not_read += partition.not_read
+            archive.without_segments.append(partition)
             continue
-        other = archive.partitions.get(found.key)
+        other = archive.partitions.get(partition.key)
         if other is None:
-            archive.partitions[found.key] = found
-        elif found.mark or other.mark:  # one of them may be older, or the log of another topic of this name
-            archive.partitions[found.key] = duplicate(other, found)
+            archive.partitions[partition.key] = partition
+        elif partition.mark or other.mark:  # one of them may be older, or the log of another topic of this name
+            archive.partitions[partition.key] = duplicate(other, partition)
         else:
-            archive.partitions[found.key] = one_log(archive.root, other, found)
+            archive.partitions[partition.key] = one_log(archive.root, other, partition)
 
 
 def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _LogDirectory:
@@ -457,12 +457,12 @@ def _missing_log(left: ArchivedPartition) -> Problem | None:
 
 
 def _fill(root: Root, out: ArchivedPartition) -> None:
-    found = list_partition_files(root.filesystem, root.full(out.path), out.path)
-    resolution = found.resolution
-    odd = dict.fromkeys(found.folders, "a folder") | found.odd
+    files = list_partition_files(root.filesystem, root.full(out.path), out.path)
+    resolution = files.resolution
+    odd = dict.fromkeys(files.folders, "a folder") | files.odd
     unread = [*odd, *(name for name in resolution.ignored if not names.is_unfinished_side_file(name))]
     out.not_read = [f"{out.path}/{name}" for name in sorted(unread)]
-    out.not_read += [f"{out.path}: {found.n_not_text:,} names that are not UTF-8"] if found.n_not_text else []
+    out.not_read += [f"{out.path}: {files.n_not_text:,} names that are not UTF-8"] if files.n_not_text else []
     if not resolution.segments and not resolution.orphans:
         others = sorted([*odd, *resolution.ignored, *(file.name for file in resolution.snapshots.values())])
         if others:  # perhaps a log under other names, or in a folder of its own
@@ -476,7 +476,7 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
     out.notes.extend(f"{out.path}/{name}: {why}" for name, why in resolution.ignored.items())
     out.notes.extend(f"{out.path}: {note}" for note in (*resolution.notes, *notes_on_copies(root, out.path)))
     out.not_read.extend(copies_left_out(root, out.path))
-    out.segments.extend(found.segments(root.uri, f"{out.path}/"))
+    out.segments.extend(files.segments(root.uri, f"{out.path}/"))
     out.orphans = {base: f"{out.path}/{file.name}" for base, file in resolution.orphans.items()}
     out.snapshots = {offset: f"{out.path}/{file.name}" for offset, file in resolution.snapshots.items()}
     out.side_files = {name: f"{out.path}/{name}" for name in resolution.side_files}

@@ -50,12 +50,12 @@ def lies_in(inner: str, outer: str) -> bool:
     return any(_begins(address, start) for address in _addresses(inner) for start in found)
 
 
-def is_same(one: str, other: str) -> bool:
+def is_same(place: str, other: str) -> bool:
     """Return whether two paths or URIs name one folder."""
-    if one == other:
+    if place == other:
         return True
-    same_server = one.partition("?")[2] == other.partition("?")[2]  # s3://bucket/key?endpoint_override=...
-    return same_server and lies_in(one, other) and lies_in(other, one)
+    same_server = place.partition("?")[2] == other.partition("?")[2]  # s3://bucket/key?endpoint_override=...
+    return same_server and lies_in(place, other) and lies_in(other, place)
 
 
 def check_apart(written: Place, *others: Place) -> None:
@@ -145,12 +145,12 @@ def shared_mounts(folder: str, mounts: str | None = None) -> list[str]:
     """
     if mounts is None:
         mounts = os.fsdecode(_MOUNTS.read_bytes()) if _MOUNTS.is_file() else ""
-    above, found = PurePosixPath(os.path.realpath(folder)).parts, list(_mounts(mounts))
+    above, all_mounts = PurePosixPath(os.path.realpath(folder)).parts, list(_mounts(mounts))
     return sorted(
         "/".join(point[len(above) :])
-        for device, root, point in found
+        for device, root, point in all_mounts
         if point[: len(above)] == above and len(point) > len(above)
-        if any(other[0] == device and other[2] != point and root[: len(other[1])] == other[1] for other in found)
+        if any(other[0] == device and other[2] != point and root[: len(other[1])] == other[1] for other in all_mounts)
     )
 
 

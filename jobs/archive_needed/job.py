@@ -181,12 +181,12 @@ def _files_plan(answer: Answer, stored: _Stored) -> FilesPlan:
     return FilesPlan(archived.path, stored.state.root.uri, tuple(own), archived.root, known)
 
 
-def _with_files(answer: Answer, found: FilesResult) -> Answer:
+def _with_files(answer: Answer, result: FilesResult) -> Answer:
     """Return the answer after its files were read."""
-    if found.store_problem is not None:
-        return not_judged(answer.archived, answer.generation, found.store_problem)
-    if found.archive_problem is not None:
-        return answer.with_changed(found.n_same, found.archive_problem)
+    if result.store_problem is not None:
+        return not_judged(answer.archived, answer.generation, result.store_problem)
+    if result.archive_problem is not None:
+        return answer.with_changed(result.n_same, result.archive_problem)
     return answer
 
 

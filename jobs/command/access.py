@@ -25,14 +25,14 @@ def job_error(error: Exception) -> JobError | None:
     """Return the job's error for an unusable bucket, also if only the text of a failed Spark task or of delta-rs
     reports the failure; None for any other error.
     """
-    said = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {error}"
     if isinstance(error, AccessError):
         where, kind, found = error.where, error.kind, error.found
-    elif told := _IN_TEXT.search(said):
-        where, kind, found = told[1], told[2], told[3]
-    elif by_delta := classify_message(said):
-        url = _URL.search(said)
-        where, kind, found = f"the bucket at {url[0]}" if url else "the bucket", by_delta, in_one_line(said)
+    elif match := _IN_TEXT.search(message):
+        where, kind, found = match[1], match[2], match[3]
+    elif by_delta := classify_message(message):
+        url = _URL.search(message)
+        where, kind, found = f"the bucket at {url[0]}" if url else "the bucket", by_delta, in_one_line(message)
     else:
         return None
     return _KINDS[kind](path=where, reason=kind, found=found)

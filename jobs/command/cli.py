@@ -147,7 +147,7 @@ def _inspect(options: InspectOptions, *, progress: bool | None, quiet: bool, ver
         shown.close()
     failures.written(sys.stdout.buffer.flush)()
     notes = (f"note: {note}\n" for note in without_effect(spark_options, report.work))
-    for lines in itertools.chain(report.said, notes):
+    for lines in itertools.chain(report.messages, notes):
         _say(lines, sys.stderr)
     if options.output is not None:
         _say(f"{_text(report, as_json=as_json)}\n", sys.stdout)

@@ -373,12 +373,12 @@ def load_config(path: str | Path | None) -> Config:
     return parse_config(tables, name)
 
 
-def _where(text: str, said: str) -> str:
+def _where(text: str, message: str) -> str:
     """Return tomllib's message, with line and column instead of "at end of document"."""
     lines = text.splitlines() or [""]
     while len(lines) > 1 and not lines[-1].strip():
         lines.pop()
-    return said.replace("at end of document", f"at line {len(lines)}, column {len(lines[-1]) + 1}, the end")
+    return message.replace("at end of document", f"at line {len(lines)}, column {len(lines[-1]) + 1}, the end")
 
 
 def parse_config(tables: Mapping[str, Any], path: str = "settings") -> Config:
@@ -407,14 +407,14 @@ def _consistent(config: Config) -> Config:
 
 
 def _check(
-    content: Mapping[str, Any], known: Mapping[str, Value[Any, Any]], path: str, table: str, *, typed: bool = False
+    content: Mapping[str, Any], declared: Mapping[str, Value[Any, Any]], path: str, table: str, *, typed: bool = False
 ) -> dict[str, Any]:
-    """Return checked settings of a table by field. known: the table's settings by name; typed: all values are text."""
+    """Return checked settings of a table by field. declared: the table's settings by name; typed: all are text."""
     checked = {}
     for name, value in _flatten(content).items():
-        if name not in known:
-            raise UNKNOWN_SETTING(path=path, table=table, found=name, near=nearest(name, known))
-        declaration = known[name]
+        if name not in declared:
+            raise UNKNOWN_SETTING(path=path, table=table, found=name, near=nearest(name, declared))
+        declaration = declared[name]
         try:
             given = declaration.kind.from_text(declaration, str(value)) if typed else value
             checked[declaration.name] = declaration.kind.check(declaration, given)

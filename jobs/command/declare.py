@@ -172,15 +172,17 @@ def declared(cls: type[T]) -> type[T]:
     values = {name: value for name, value in vars(cls).items() if isinstance(value, Value)}
     for name, value in values.items():
         setattr(cls, name, dataclasses.field(default=value.default, kw_only=value.kw_only))
-    made = dataclass(frozen=True)(cls)
+    declared_class = dataclass(frozen=True)(cls)
     for name, value in values.items():
-        setattr(made, name, value)
-    return made
+        setattr(declared_class, name, value)
+    return declared_class
 
 
 def declared_values(options: type) -> list[Value[Any, Any]]:
     """Return the declared options of a class: arguments and required options first, then in the order of the source."""
-    found: dict[str, Value[Any, Any]] = {}
+    values_by_name: dict[str, Value[Any, Any]] = {}
     for cls in options.__mro__:
-        found |= {name: v for name, v in vars(cls).items() if isinstance(v, Value) and name not in found}
-    return sorted(found.values(), key=lambda v: (not v.argument, not v.required, v.place))
+        values_by_name |= {
+            name: v for name, v in vars(cls).items() if isinstance(v, Value) and name not in values_by_name
+        }
+    return sorted(values_by_name.values(), key=lambda v: (not v.argument, not v.required, v.place))

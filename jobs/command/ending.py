@@ -98,7 +98,7 @@ class Ending:
         """Return the summary that is posted; without problems and notes if these are too long."""
         report = self.report
         problems: list[Any] = getattr(report, "problems", [])
-        told = {
+        facts = {
             **self._labels(),
             "exit_code": exit_code,
             "error": self.error[:_MOST_TEXT],
@@ -112,8 +112,8 @@ class Ending:
             "problems": [str(problem)[:_MOST_TEXT] for problem in problems[:_MOST_LINES]],
             "notes": [note[:_MOST_TEXT] for note in (report.notes if report is not None else [])[:_MOST_LINES]],
         }
-        body = json.dumps(told | lines).encode()
-        return body if len(body) <= MOST_BYTES else json.dumps(told | {"problems": [], "notes": []}).encode()
+        body = json.dumps(facts | lines).encode()
+        return body if len(body) <= MOST_BYTES else json.dumps(facts | {"problems": [], "notes": []}).encode()
 
 
 def _place(url: str) -> str:
@@ -145,15 +145,15 @@ def _posted(url: str, body: bytes) -> str:
 
 def _within(seconds: float, work: Callable[[], str]) -> str:
     """Return the result of `work`, which runs in a thread, or stop waiting after that time."""
-    said = [f"no answer for {seconds:.0f} s"]
+    results = [f"no answer for {seconds:.0f} s"]
 
     def run() -> None:
-        said[:] = [work()]
+        results[:] = [work()]
 
     thread = threading.Thread(target=run, daemon=True, name="notify")
     thread.start()
     thread.join(seconds)
-    return said[0]
+    return results[0]
 
 
 def _last_success(path: Path, labels: dict[str, str]) -> float | None:

@@ -161,8 +161,10 @@ def misplaced(option: str, of_jobs: Iterable[str], job: str | None, program: str
 def interruption_failure(error: BaseException) -> Failure:
     """Return the failure for Ctrl-C or SIGTERM. The job's notes say what it leaves behind; no note: nothing."""
     kind = error if isinstance(error, EarlyEndError) else InterruptedRunError()
-    message = "; ".join((kind.said, *getattr(error, "__notes__", ("run again",))))
-    return Failure(message, _plain(kind.said.capitalize(), message, kind.exit_code), kind.exit_code, report=kind.report)
+    message = "; ".join((kind.message, *getattr(error, "__notes__", ("run again",))))
+    return Failure(
+        message, _plain(kind.message.capitalize(), message, kind.exit_code), kind.exit_code, report=kind.report
+    )
 
 
 def make_failure(error: BaseException) -> Failure:
@@ -194,7 +196,7 @@ def known_error(error: Exception, written_to: Iterable[str] = ()) -> JobError | 
 
     written_to: the folders that the job writes to, one of which may be full.
     """
-    found = _known(error, written_to)
+    found = _classify(error, written_to)
     if found is not None and found is not error:
         for note in getattr(error, "__notes__", ()):
             found.add_note(note)
@@ -222,7 +224,7 @@ def raises_job_errors(function: Callable[P, R]) -> Callable[P, R]:
     return called
 
 
-def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
+def _classify(error: Exception, written_to: Iterable[str]) -> JobError | None:
     if isinstance(error, JobError):
         return error
     if isinstance(error, ModuleNotFoundError) and error.name in OF_DRIVERS:
@@ -297,20 +299,20 @@ def _full_disk(named: object, found: str, written_to: Iterable[str]) -> MachineE
 
 def _free_bytes(path: str) -> int:
     """Return the free bytes of the disk on which a path lies, or would lie."""
-    return shutil.disk_usage(_there(path)).free
+    return shutil.disk_usage(_nearest_existing_folder(path)).free
 
 
 def _has_inodes(path: str) -> bool:
     """Return whether a file can be made there; some file systems do not count inodes."""
-    found = os.statvfs(_there(path))
+    found = os.statvfs(_nearest_existing_folder(path))
     return found.f_favail > 0 or found.f_files == 0
 
 
-def _there(path: str) -> Path:
-    there = Path(path).absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    return there
+def _nearest_existing_folder(path: str) -> Path:
+    folder = Path(path).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
 
 
 def signal_behind(error: Exception) -> BaseException | None:

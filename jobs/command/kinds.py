@@ -165,11 +165,11 @@ def _several_texts(option: Value[Any, Any], value: object, what: str) -> tuple[s
     return found
 
 
-def _not_empty(option: Value[Any, Any], found: tuple[Some, ...], what: str) -> tuple[Some, ...]:
+def _not_empty(option: Value[Any, Any], values: tuple[Some, ...], what: str) -> tuple[Some, ...]:
     """Raise UsageError for an empty list of what narrows a run: it must not pass for "all"."""
-    if not found:
+    if not values:
         raise option.wrong(f"at least one {what}", "none; leave it out to take all")
-    return found
+    return values
 
 
 def texts(what: str = "text", *, adds: bool = False, metavar: str = "TEXT") -> ValueKind[Globs | None, tuple[str, ...]]:
@@ -186,15 +186,15 @@ def texts(what: str = "text", *, adds: bool = False, metavar: str = "TEXT") -> V
 
 def numbers(least: int, most: int) -> ValueKind[int | Iterable[int] | None, tuple[int, ...]]:
     """Return the kind of one whole number or several. An empty list counts as not given."""
-    one = number(least, most)
+    number_kind = number(least, most)
 
     def check(option: Value[Any, Any], value: object) -> tuple[int, ...]:
         if value is None or isinstance(value, _NotGiven):
             return NOT_GIVEN
         found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
-        return tuple(one.check(option, each) for each in found)
+        return tuple(number_kind.check(option, each) for each in found)
 
-    return ValueKind(check, one.metavar, one.allowed, one.from_text, repeats=True)
+    return ValueKind(check, number_kind.metavar, number_kind.allowed, number_kind.from_text, repeats=True)
 
 
 def span(parse: Callable[[str], int]) -> ValueKind[str | None, tuple[int | None, int | None]]:
@@ -243,10 +243,10 @@ def _globs(option: Value[Any, Any], value: object) -> tuple[str, ...]:
 def _include(option: Value[Any, Any], value: object) -> TopicFilter:
     if value is None or isinstance(value, TopicFilter):
         return value or EVERY_TOPIC
-    found = value if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
-    if isinstance(found, tuple):
-        _not_empty(option, found, "glob")
-    return TopicFilter(_globs(option, found))
+    globs = value if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    if isinstance(globs, tuple):
+        _not_empty(option, globs, "glob")
+    return TopicFilter(_globs(option, globs))
 
 
 def _folders(option: Value[Any, Any], value: object) -> tuple[str, ...]:
@@ -267,12 +267,12 @@ def _some_topics(option: Value[Any, Any], value: object) -> TopicFilter | None:
 def _partitions(option: Value[Any, Any], value: object) -> tuple[range, ...]:
     if isinstance(value, str):
         return parse_partitions(option.flag, _text(option, value))
-    found = tuple(value) if isinstance(value, Iterable) else ()
-    if found and all(isinstance(part, range) for part in found):
-        return found
-    if not found or not all(isinstance(part, int) and not isinstance(part, bool) for part in found):
+    parts = tuple(value) if isinstance(value, Iterable) else ()
+    if parts and all(isinstance(part, range) for part in parts):
+        return parts
+    if not parts or not all(isinstance(part, int) and not isinstance(part, bool) for part in parts):
         raise option.wrong_type("numbers of partitions, or text such as '0,3-5'", value)
-    return tuple(range(part, part + 1) for part in found)
+    return tuple(range(part, part + 1) for part in parts)
 
 
 def _duration(option: Value[Any, Any], value: object) -> float:
@@ -342,10 +342,10 @@ def _side(option: Value[Any, Any], value: object) -> AuditSource:
 def _counts(option: Value[Any, Any], value: object) -> tuple[tuple[str, int], ...]:
     if value is None:
         return ()
-    found = several(value, lambda: option.wrong_type("TOPIC=N, or several of them", value))
-    if all(isinstance(one, tuple) for one in found):  # checked before
-        return found
-    return parse_counts(option.flag, [_text(option, text) for text in found])
+    counts = several(value, lambda: option.wrong_type("TOPIC=N, or several of them", value))
+    if all(isinstance(one, tuple) for one in counts):  # checked before
+        return counts
+    return parse_counts(option.flag, [_text(option, text) for text in counts])
 
 
 _WHOLE: Final = number()

@@ -55,10 +55,10 @@ def parse_duration(option: str, text: str) -> float:
 
 def parse_numbers(text: str) -> range:
     """Return the numbers of `3`, or of `3-5`. Raise ValueError for anything else."""
-    found = re.fullmatch(r"\s*([0-9]{1,10})\s*(?:-\s*([0-9]{1,10})\s*)?", text)
-    if found is None or int(found[2] or found[1]) < int(found[1]):
+    match = re.fullmatch(r"\s*([0-9]{1,10})\s*(?:-\s*([0-9]{1,10})\s*)?", text)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
         raise ValueError(text)
-    return range(int(found[1]), int(found[2] or found[1]) + 1)
+    return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
 def parse_partitions(option: str, text: str) -> tuple[range, ...]:
@@ -130,10 +130,10 @@ def parse_topics(
     for file in files:
         text = read_given(file, "a file with a glob of topics a line")
         lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-        found = parse_globs(file, filter(None, lines))
-        if not found:
+        globs = parse_globs(file, filter(None, lines))
+        if not globs:
             raise CONFIG_FILE(path=file, expected="a glob of topics in at least one line", found="none")
-        include += found
+        include += globs
     return TopicFilter(tuple(dict.fromkeys(include)), parse_globs(option.format("exclude"), exclude))
 
 
@@ -152,14 +152,14 @@ def check_location(name: str, value: object) -> str:
 
     UsageError: bytes that are no UTF-8. PlaceError: credentials in a URI.
     """
-    found = os.fspath(value) if isinstance(value, str | os.PathLike) else value
-    if not isinstance(found, str):
+    location = os.fspath(value) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(location, str):
         raise wrong_type(name, "a path or URI", value)
-    refuse_secrets(found)
-    check_text([found])
-    if "\0" in found:  # which no command line can hold
-        raise UsageError(message=f"{name}: expected a path without NUL, found {found!r}")
-    return found
+    refuse_secrets(location)
+    check_text([location])
+    if "\0" in location:  # which no command line can hold
+        raise UsageError(message=f"{name}: expected a path without NUL, found {location!r}")
+    return location
 
 
 def wrong_type(name: str, expected: str, found: object) -> TypeError:
@@ -175,12 +175,12 @@ def parse_key(text: str) -> bytes:
 _SHOWN: Final = 10  # names that a message lists
 
 
-def nearest(found: str | Sequence[str], known: Iterable[str], shown: Callable[[str], object] = str) -> str:
+def nearest(found: str | Sequence[str], known_names: Iterable[str], shown: Callable[[str], object] = str) -> str:
     """Return a hint about an unknown name: `did you mean ...?`, or the known names.
 
     shown: formats a known name, for names that are compared in small letters.
     """
-    names = list(known)
+    names = list(known_names)
     near = [name for one in ([found] if isinstance(found, str) else found) for name in _closest(one, names)]
     if near:
         return f"did you mean {' or '.join(str(shown(name)) for name in dict.fromkeys(near[:_SHOWN]))}?"
@@ -199,12 +199,12 @@ def abbreviate_names(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_SHOWN])}{more}"
 
 
-def check_globs(option: str, globs: Sequence[str], known: Iterable[str], where: str) -> None:
+def check_globs(option: str, globs: Sequence[str], known_topics: Iterable[str], where: str) -> None:
     """Raise UnknownNameError if one of the globs matches none of the known topics; never if none is known.
 
     option: begins the message, unless it is empty.
     """
-    topics = sorted(set(known))
+    topics = sorted(set(known_topics))
     none = unmatched(globs, topics) if topics else []
     if none:
         said = f"{option}: " if option else ""
@@ -213,11 +213,11 @@ def check_globs(option: str, globs: Sequence[str], known: Iterable[str], where: 
         )
 
 
-def check_topics(wanted: TopicFilter, known: Iterable[str], where: str) -> None:
+def check_topics(wanted: TopicFilter, known_topics: Iterable[str], where: str) -> None:
     """Raise UsageError if a glob of `include` matches no known topic, if `exclude` leaves no known topic, or if
     `exclude` has an unknown name; its patterns may match nothing. Never raise if no topic is known.
     """
-    topics = set(known)
+    topics = set(known_topics)
     check_globs("", wanted.include, topics, where)
     plain = [name for name in wanted.exclude if not _WILD.search(name)]
     check_globs("exclude", plain, topics, where)
@@ -231,9 +231,9 @@ def check_topics(wanted: TopicFilter, known: Iterable[str], where: str) -> None:
 _WILD: Final = re.compile(r"[*?[]")
 
 
-def unmatched_tables(globs: Iterable[str], known: Iterable[str], settings: str) -> list[str]:
+def unmatched_tables(globs: Iterable[str], known_topics: Iterable[str], settings: str) -> list[str]:
     """Return a note for each [topics."GLOB"] of a settings file that matches no known topic."""
-    topics = sorted(set(known))
+    topics = sorted(set(known_topics))
     return [
         f'{settings}: [topics."{glob}"] matches no topic of the archive; {nearest(glob, topics)}'
         for glob in (unmatched(globs, topics) if topics else ())
@@ -242,10 +242,10 @@ def unmatched_tables(globs: Iterable[str], known: Iterable[str], settings: str) 
 
 def parse_counts(option: str, given: Iterable[str]) -> tuple[tuple[str, int], ...]:
     """Parse TOPIC=N, each a topic and a number above 0. Raise UsageError for anything else."""
-    found = []
+    counts = []
     for text in given:
         topic, _, number = text.rpartition("=")
         if not topic or not number.isdecimal() or int(number) < 1:
             raise UsageError(message=f"{option}: expected TOPIC=N, with N from 1 on, found {text!r}")
-        found.append((topic, int(number)))
-    return tuple(found)
+        counts.append((topic, int(number)))
+    return tuple(counts)

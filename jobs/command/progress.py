@@ -76,7 +76,7 @@ class CountedBytes:
 
     def __init__(self, progress: Progress, sizes: Sequence[int], passes: int = 1) -> None:
         self._progress, self._sizes, self._passes = progress, sizes, passes
-        self._read, self._told = [0] * len(sizes), [0] * len(sizes)
+        self._read, self._reported = [0] * len(sizes), [0] * len(sizes)
         self._lock = threading.Lock()
 
     def read(self, item: int, n: int) -> None:
@@ -91,9 +91,9 @@ class CountedBytes:
             self._advance(item, self._sizes[item])
 
     def _advance(self, item: int, at: int) -> None:
-        if at > self._told[item]:
-            self._progress.advance(at - self._told[item])
-            self._told[item] = at
+        if at > self._reported[item]:
+            self._progress.advance(at - self._reported[item])
+            self._reported[item] = at
 
 
 class PartOf:
@@ -179,13 +179,13 @@ class Lines:
         self._write = write or sys.stderr.write
         self._clock = clock
         self._phase, self._total, self._unit, self._done, self._what = "", 0, "", 0, ""
-        self._began = self._told = clock()
+        self._began = self._reported = clock()
         self._ticks = _Ticks(LINE_SECONDS / 12, self._tell)
 
     def start(self, phase: str, total: int, unit: str = "partition") -> None:
         """Begin a phase; its first line comes after a minute."""
         self._phase, self._total, self._unit, self._done, self._what = phase, total, unit, 0, ""
-        self._began = self._told = self._clock()
+        self._began = self._reported = self._clock()
         self._ticks.begin()
 
     def advance(self, n: int = 1) -> None:
@@ -203,8 +203,8 @@ class Lines:
 
     def _tell(self) -> None:
         now = self._clock()
-        if now - self._told >= LINE_SECONDS:
-            self._told = now
+        if now - self._reported >= LINE_SECONDS:
+            self._reported = now
             self._write(f"{self._line(now - self._began)}\n")
 
     def _line(self, took: float) -> str:

@@ -22,10 +22,10 @@ def parse_properties(text: str, path: str) -> dict[str, str]:
             continue
         while _continues(line):
             line = line[:-1] + next(lines, (0, ""))[1].lstrip(" \t\f")
-        found = _KEY.fullmatch(line)
-        if found is None or re.search(r"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]{4})", line):
+        match = _KEY.fullmatch(line)
+        if match is None or re.search(r"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]{4})", line):
             raise CONFIG_FILE(path=f"{path}, line {number}", expected="NAME=VALUE", found=repr(_name(line)))
-        out[_unescaped(found[1])] = _unescaped(found[2])
+        out[_unescaped(match[1])] = _unescaped(match[2])
     return out
 
 

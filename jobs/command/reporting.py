@@ -185,7 +185,7 @@ class JobReport:
         return self.job
 
     def _outcome(self) -> str:
-        return re.sub(r"\{([\w.]+):?(\w*)\}", lambda of: _said(_reach(self, of[1]), of[2]), self.done)
+        return re.sub(r"\{([\w.]+):?(\w*)\}", lambda of: _fact_text(_reach(self, of[1]), of[2]), self.done)
 
     def _lines(self) -> Iterable[str]:
         return ()  # between the tables and the problems; a table is one of them
@@ -251,7 +251,7 @@ def _reach(of: Any, path: str) -> Any:
     return of
 
 
-def _said(value: Any, how: str) -> str:
+def _fact_text(value: Any, how: str) -> str:
     """Return a fact in a sentence: a size, a time, how many of something, or text; of `dry_run`: "would be "."""
     if how == "size":
         return size(value)
@@ -355,9 +355,9 @@ def count(n: int | None) -> str:
     return "-" if n is None else f"{n:,}"
 
 
-def counted(n: int, one: str, several: str = "") -> str:
+def counted(n: int, singular: str, several: str = "") -> str:
     """Format a number with its noun: `1 segment`, `2,000 segments`."""
-    return f"{n:,} {one if n == 1 else several or one + 's'}"
+    return f"{n:,} {singular if n == 1 else several or singular + 's'}"
 
 
 def size(n: int | None) -> str:

@@ -40,26 +40,26 @@ class EarlyEndError(BaseException):
     """Exception that unwinds a run that was asked to end, to release locks and sessions. Its notes say what is left."""
 
     exit_code: ClassVar[int]
-    said: ClassVar[str]
+    message: ClassVar[str]
     report: JobReport | None = None  # of the work that was done until then
 
 
 class InterruptedRunError(EarlyEndError, KeyboardInterrupt):
     """Early end by Ctrl-C."""
 
-    exit_code, said = 130, "interrupted"
+    exit_code, message = 130, "interrupted"
 
 
 class TerminatedError(EarlyEndError):
     """Early end by SIGTERM."""
 
-    exit_code, said = 143, "terminated"
+    exit_code, message = 143, "terminated"
 
 
 class OutOfTimeError(EarlyEndError):
     """Early end by --max-runtime. It is never raised: the user asked for it, and the report tells of it."""
 
-    exit_code, said = PARTIAL, "--max-runtime is over"
+    exit_code, message = PARTIAL, "--max-runtime is over"
 
 
 def terminate(number: int, frame: FrameType | None) -> NoReturn:

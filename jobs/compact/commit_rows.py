@@ -78,16 +78,16 @@ def _checkpoint(
 
 
 def _run_row(
-    start: Start, r: PartitionResult, made: Checkpoint, before: Checkpoint | None, *, reset: bool, engine: str
+    start: Start, r: PartitionResult, checkpoint: Checkpoint, before: Checkpoint | None, *, reset: bool, engine: str
 ) -> RunRow:
     """Return the row of the run that made a generation."""
     counters: dict[str, Any] = {name: n for name, n in r.work.counters.items() if name in RunRow.__dataclass_fields__}
-    same: dict[str, Any] = {name: getattr(made, name) for name in _OF_BOTH}
+    same: dict[str, Any] = {name: getattr(checkpoint, name) for name in _OF_BOTH}
     flags = [name for name, is_set in (("erases", r.log.erases), ("sealed", start.options.sealed)) if is_set]
     settings = asdict(clean_settings(start.listing.settings[r.topic]))
     return RunRow(
-        generation_before=made.generation - 1,
-        generation_after=made.generation,
+        generation_before=checkpoint.generation - 1,
+        generation_after=checkpoint.generation,
         parent_run_id=before.run_id if before else None,
         started_ms=time.time_ns() // 1_000_000,
         first_dirty_offset=r.cleanable.first_dirty_offset,
@@ -119,10 +119,10 @@ def _files_read(r: PartitionResult, archived: ArchivedPartition, before: Checkpo
 
 def _expired(r: PartitionResult, before: Checkpoint | None) -> dict[str, Any]:
     """Return the fields of a checkpoint with the range that retention has deleted, in this run and before."""
-    known = (before.expired_from, before.expired_until) if before is not None else (0, 0)
+    expired = (before.expired_from, before.expired_until) if before is not None else (0, 0)
     if not r.log.expired:
-        return {"expired_from": known[0], "expired_until": known[1]}
-    first = known[0] if known[1] else r.log.expired[0].first
+        return {"expired_from": expired[0], "expired_until": expired[1]}
+    first = expired[0] if expired[1] else r.log.expired[0].first
     return {"expired_from": first, "expired_until": r.log.log_start_offset}
 
 

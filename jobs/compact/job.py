@@ -204,12 +204,12 @@ def _conflict_if_replaced(start: Start, outcome: Outcome) -> str:
     ]
     now = start.state.checkpoints() if unread else {}
     for key in unread:
-        known, found = start.checkpoints.get(key), now.get(key)
-        if known is not None and found is not None and found.run_id != known.run_id:
+        read_checkpoint, newest = start.checkpoints.get(key), now.get(key)
+        if read_checkpoint is not None and newest is not None and newest.run_id != read_checkpoint.run_id:
             return ConflictError(
                 path=f"{start.state.root.uri}: {key[0]}-{key[1]}",
-                expected=f"generation {known.generation} (run {known.run_id}), which this run read",
-                found=f"generation {found.generation} (run {found.run_id})",
+                expected=f"generation {read_checkpoint.generation} (run {read_checkpoint.run_id}), which this run read",
+                found=f"generation {newest.generation} (run {newest.run_id})",
             ).line()
     return ""
 
@@ -265,10 +265,10 @@ def _read_store(
         check_not_lost(state.root)
     _check_one_archive(options, archive.root.uri, checkpoints)
     missing = _missing(options, listing, state, checkpoints)
-    known = {
+    generations = {
         key: (checkpoints[key].generation, checkpoints[key].run_id) for key in archive.partitions if key in checkpoints
     }
-    manifests = state.manifests(known) if known else {}
+    manifests = state.manifests(generations) if generations else {}
     return Start(uuid.uuid4().hex, options, listing, state, checkpoints, manifests, missing, erasures, ends_at)
 
 
@@ -286,14 +286,14 @@ def _add_of_store_alone(
 
 def _outdated(options: CompactOptions, archive: Archive) -> list[str]:
     """Return a note if the archive's metadata shows changes since `policies` made the settings file."""
-    made, root = options.config.made, archive.root
-    if made is None:
+    state, root = options.config.made, archive.root
+    if state is None:
         return []
     from lastkey.udfs.cluster_metadata.log_files import newer_changes  # noqa: PLC0415 - 14 ms that only this needs
 
     folders = [root.full(folder) for folder in sorted(archive.folders)]
-    newer = newer_changes(root.filesystem, folders, made.offset, made.time_ms)
-    moment_made = moment(made.time_ms, TO_THE_MINUTE)
+    newer = newer_changes(root.filesystem, folders, state.offset, state.time_ms)
+    moment_made = moment(state.time_ms, TO_THE_MINUTE)
     return [] if newer is None else [f"{options.config.path}: policies of {moment_made}; {newer}; make them again"]
 
 

@@ -89,11 +89,11 @@ def _scans(workers: Runner, plan: PartitionPlan, watcher: Watcher) -> list[Segme
         return attempt(plan.input.segments[number].path, lambda: scan_one(plan, number, chunk_buffer(plan)))
 
     out: list[SegmentScan] = []
-    for one in workers.run(scan, range(len(plan.input.segments)), f"compact {plan.name}: scan", watcher):
-        if isinstance(one, Problem):
-            raise one.as_error()
-        out.append(one)
-        if one.reached_end_offset:
+    for outcome in workers.run(scan, range(len(plan.input.segments)), f"compact {plan.name}: scan", watcher):
+        if isinstance(outcome, Problem):
+            raise outcome.as_error()
+        out.append(outcome)
+        if outcome.reached_end_offset:
             break
     return out
 

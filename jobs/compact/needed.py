@@ -222,10 +222,10 @@ def reasons(facts: Facts) -> Iterator[Reason]:
         yield Reason("no_generation", 0)
         return
     read = {one.base_offset: one.size for one in current.checkpoint.files_read}
-    found = list(_by_files(facts, current, read))
-    yield from found
+    by_files = list(_by_files(facts, current, read))
+    yield from by_files
     if facts.archived.segments:
-        until = min((r.segment for r in found), default=len(facts.archived.segments))
+        until = min((r.segment for r in by_files), default=len(facts.archived.segments))
         yield from _by_next_runs(facts, current, read, until)
 
 
@@ -296,20 +296,20 @@ def _by_next_runs(facts: Facts, current: Kept, read: Mapping[int, int], until: i
     if isinstance(inputs, Problem):
         yield Reason("uncleanable", 0, f"the next run would report: {inputs}")
         return
-    found = []
+    reasons_found = []
     first = _first_read(archived, inputs)
     if first is not None:
         message = f"generation {at.generation} ends at {at.next_offset}"
         anchor_alone = _has_ended(facts, read) and all(s.root == "store" for s in current.segments)
-        found.append(Reason(ANCHOR if anchor_alone else "reads_on", bisect_left(bases, first), message))
+        reasons_found.append(Reason(ANCHOR if anchor_alone else "reads_on", bisect_left(bases, first), message))
     for kept in facts.older():
-        found += _used_or_missing(kept, bases, facts.gaps)
+        reasons_found += _used_or_missing(kept, bases, facts.gaps)
         if not facts.rollbacks:
             continue
         if kept.checkpoint.chain == at.chain:  # else of another log, or given up by --reset: no run reads on from there
-            found += _after_rollback(facts, kept, bases)
-    yield from found
-    until = min([until, *(r.segment for r in found)])
+            reasons_found += _after_rollback(facts, kept, bases)
+    yield from reasons_found
+    until = min([until, *(r.segment for r in reasons_found)])
     if until and not _reads_the_same(facts, current, inputs, archived.segments[until:]):
         yield Reason("reads_on", 0, "without the older segments it would begin elsewhere")
 

@@ -211,18 +211,18 @@ def _missing_segment_problem(
     listed = {s.base_offset: s for s in archived.segments}
     last = max(listed, default=-1)
     for segment in theirs:
-        found = listed.get(segment.base_offset)
-        if found is not None and found.size_bytes >= segment.size_bytes:
+        listed_segment = listed.get(segment.base_offset)
+        if listed_segment is not None and listed_segment.size_bytes >= segment.size_bytes:
             continue
-        if found is None and segment.next_offset <= log_start:
+        if listed_segment is None and segment.next_offset <= log_start:
             continue  # retention took it
-        gap = found is None and last > segment.base_offset  # else the log ends before the generation does
+        gap = listed_segment is None and last > segment.base_offset  # else the log ends before the generation does
         return Problem(
             "gap" if gap else "changed",
             segment.path,
             0,
             f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
-            "no such file" if found is None else f"{found.size_bytes}",
+            "no such file" if listed_segment is None else f"{listed_segment.size_bytes}",
             state="gap" if gap else "diverged",
             hint=f"bring the file back{_from_remote(archived)}, or --reset (with --set gaps=accept if a hole is left) "
             "to start over from what the archive holds"
@@ -277,12 +277,12 @@ def _reappeared(s: Segment, expected: str) -> Problem:
 
 
 def _identity_problem(archived: ArchivedPartition, checkpoint: Checkpoint) -> Problem | None:
-    for what, known, found in (
+    for what, expected_id, found in (
         ("topic id", checkpoint.topic_id, archived.topic_id),
         ("cluster id", checkpoint.cluster_id, archived.cluster_id),
     ):
-        if known is not None and found is not None and known != found:
-            expected = f"{what} {known}"
+        if expected_id is not None and found is not None and expected_id != found:
+            expected = f"{what} {expected_id}"
             return Problem("changed", archived.path, NO_POSITION, expected, found, hint=ANOTHER_LOG, state="diverged")
     return None
 
@@ -368,23 +368,23 @@ class Erasures:
         """Return the erasure of a partition's run, new or of records that it reads again; else None.
         Return the problem if the run needs the user's key for that, or the log's topic id.
         """
-        known, bounds = 0 if given.reset else given.generation.next_offset or 0, parse_bounds(before)
+        read_until, bounds = 0 if given.reset else given.generation.next_offset or 0, parse_bounds(before)
         if given.reset and given.topic_id is None and any(_differ(logs) for logs in bounds.values()):
             return _no_topic_id(given)
         here = in_log(bounds, given.topic_id, MAX_OFFSET)
-        again = {one: until for one, until in here.items() if until > known}
+        again = {erasure: until for erasure, until in here.items() if until > read_until}
         if not again and not self.new:
             return None
         if not self.key:
             return _no_key(given, again)
-        files = {erasure_path(one): until for one, until in again.items()}
+        files = {erasure_path(erasure): until for erasure, until in again.items()}
         if self.new and not dry_run:
             files[erasure_path(self.id)] = MAX_OFFSET
         return Erasing(
             derive_secret(self.key),
             tuple(sorted(files.items())),
             self.new if dry_run else b"",
-            already_applied=not given.reset and _bounds_after(bounds, given.topic_id, known, self.id) == bounds,
+            already_applied=not given.reset and _bounds_after(bounds, given.topic_id, read_until, self.id) == bounds,
         )
 
     def bounds_after(

@@ -86,10 +86,12 @@ def draft_plan(
     exact = settings.retention_exact and settings.retention_ms >= 0
     if settings.compaction_schedule != "yield" or not settings.compacts or not settings.by_offset or exact:
         return Draft(given, settings, folder, run.secret, run.secret_ms, erasing)
-    known = None if before is None or given.reset or run.force else read_secret(open_root(run.store_uri), before.folder)
-    if known is None or any(row.deduplicated_through < 0 for row in cleaned_rows(given)):
+    secret = (
+        None if before is None or given.reset or run.force else read_secret(open_root(run.store_uri), before.folder)
+    )
+    if secret is None or any(row.deduplicated_through < 0 for row in cleaned_rows(given)):
         return Draft(given, settings, folder, run.secret, run.secret_ms or run.now_ms, by_yield=True)
-    return Draft(given, settings, folder, *known, by_yield=True, partial=True)
+    return Draft(given, settings, folder, *secret, by_yield=True, partial=True)
 
 
 def build_plan(draft: Draft, run: RunContext, io_budget_bytes: int | None) -> PartitionPlan:
@@ -149,11 +151,11 @@ def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionRe
             drafts.append(draft)
     for draft, share in zip(drafts, share_budget(options.io_budget, drafts, run.now_ms), strict=True):
         plan = build_plan(draft, run, share)
-        found = _if_due(plan, start.manifests.get(partition_key(plan.input), ()))
-        if isinstance(found, PartitionResult):
-            results.append(found)
+        plan_or_result = _if_due(plan, start.manifests.get(partition_key(plan.input), ()))
+        if isinstance(plan_or_result, PartitionResult):
+            results.append(plan_or_result)
         else:
-            plans.append(found)
+            plans.append(plan_or_result)
     return plans, results
 
 

@@ -227,7 +227,7 @@ class CompactReport(JobReport):
             yield f"conflict: {self.conflict}"
         if self.ended_early is not None:
             rest = "; the rest is first in the next run with it" if self.partial else ""
-            yield f"{self.ended_early.said}: {self.committed()}{rest}"
+            yield f"{self.ended_early.message}: {self.committed()}{rest}"
         if self.dry_run:
             yield "dry run: nothing was written; ~ marks estimates, because compression decides the size"
         else:

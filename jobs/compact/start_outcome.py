@@ -72,6 +72,6 @@ class Outcome:
         return self.planned - {partition_key(r) for r in self.results if r.status == "not_due"}
 
 
-def partition_key(one: PartitionInput | PartitionResult) -> Key:
+def partition_key(partition: PartitionInput | PartitionResult) -> Key:
     """Return the partition that an input or a result is of."""
-    return one.topic, one.partition
+    return partition.topic, partition.partition

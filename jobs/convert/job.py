@@ -138,14 +138,16 @@ def _plan_archive(options: ConvertOptions, output: str) -> _Plan:
     plan.notes += archive.notes
     plan.problems += archive.unreadable
     uri = archive.root.uri
-    for _, one in sorted(archive.partitions.items()):
-        if one.problem is not None:
-            plan.problems.append(one.problem)
-        kept = [s.txn_index for s in one.segments if s.txn_index is not None]
-        kept += [*one.snapshots.values(), *one.orphans.values(), *one.side_files.values()]
-        copies = [SmallFile(uri, path, posixpath.relpath(path, one.path)) for path in kept]
-        plan.partitions.append(_Partition(one.topic, one.partition, one.path, one.segments, copies))
-    for folder in sorted({posixpath.dirname(one.folder) for one in plan.partitions}):
+    for _, partition in sorted(archive.partitions.items()):
+        if partition.problem is not None:
+            plan.problems.append(partition.problem)
+        kept = [s.txn_index for s in partition.segments if s.txn_index is not None]
+        kept += [*partition.snapshots.values(), *partition.orphans.values(), *partition.side_files.values()]
+        copies = [SmallFile(uri, path, posixpath.relpath(path, partition.path)) for path in kept]
+        plan.partitions.append(
+            _Partition(partition.topic, partition.partition, partition.path, partition.segments, copies)
+        )
+    for folder in sorted({posixpath.dirname(partition.folder) for partition in plan.partitions}):
         for name in (*names.OFFSET_CHECKPOINTS, names.META_PROPERTIES):
             path = posixpath.join(folder, name)
             if exists(archive.root, path):
@@ -186,25 +188,25 @@ def _convert(options: ConvertOptions, plan: _Plan, output: Root, report: Convert
     for path, data in plan.files:
         write_file(output, path, data)
     planned = []
-    for one in plan.partitions:
-        folder = open_folder(output, one.folder, (segment.base_offset for segment in one.segments))
+    for partition in plan.partitions:
+        folder = open_folder(output, partition.folder, (segment.base_offset for segment in partition.segments))
         if folder is None:
-            report.partitions.append(_kept(one, output))
+            report.partitions.append(_kept(partition, output))
         else:
-            planned.append((one, list(_tasks(options, one, output.uri, folder))))
+            planned.append((partition, list(_tasks(options, partition, output.uri, folder))))
     tasks = [task for _, of in planned for task in of]
     n_bytes = sum(map(_size, tasks))
     progress.start("convert", n_bytes, BYTES)
-    with workers(chosen_engine(options, writes=True), n_bytes, options.config, report, progress) as made:
+    with workers(chosen_engine(options, writes=True), n_bytes, options.config, report, progress) as engine_workers:
         watcher = CountedBytes(progress, [*map(_size, tasks)])
-        results = iter(made.run(convert_segments, tasks, "convert: segments", watcher))
-        for one, of in planned:
+        results = iter(engine_workers.run(convert_segments, tasks, "convert: segments", watcher))
+        for partition, of in planned:
             parts = [next(results) for _ in of]
             step("partition converted")
-            close_folder(output, one.folder)
-            report.partitions.append(ConvertedPartition(one.topic, one.partition, **sums(parts)))
+            close_folder(output, partition.folder)
+            report.partitions.append(ConvertedPartition(partition.topic, partition.partition, **sums(parts)))
             report.other_problems += [problem for part in parts for problem in part.problems]
-        made.count(
+        engine_workers.count(
             bytes_read=sum(p.bytes_before for p in report.partitions),
             bytes_written=sum(p.bytes_after for p in report.partitions),
         )
@@ -212,11 +214,11 @@ def _convert(options: ConvertOptions, plan: _Plan, output: Root, report: Convert
     progress.close()
 
 
-def _kept(one: _Partition, output: Root) -> ConvertedPartition:
+def _kept(partition: _Partition, output: Root) -> ConvertedPartition:
     """Return the result of a partition that an earlier run has finished, by its files."""
-    n, after = len(one.segments), sum(whole_segments(output, one.folder).values())
-    before = sum(segment.size_bytes for segment in one.segments)
-    return ConvertedPartition(one.topic, one.partition, n, n, bytes_before=before, bytes_after=after)
+    n, after = len(partition.segments), sum(whole_segments(output, partition.folder).values())
+    before = sum(segment.size_bytes for segment in partition.segments)
+    return ConvertedPartition(partition.topic, partition.partition, n, n, bytes_before=before, bytes_after=after)
 
 
 def _size(task: ConvertTask) -> int:
@@ -227,8 +229,8 @@ def _settings(options: ConvertOptions, topic: str) -> ConvertSettings:
     return convert_settings(options.config, topic, 3 if options.to == "v3" else 2)
 
 
-def _tasks(options: ConvertOptions, one: _Partition, output: str, folder: str) -> Iterator[ConvertTask]:
-    settings, copies = _settings(options, one.topic), tuple(one.copies)
-    parts = [*groups(one.segments, lambda s: s.size_bytes, _TASK_BYTES)] or [()]
+def _tasks(options: ConvertOptions, partition: _Partition, output: str, folder: str) -> Iterator[ConvertTask]:
+    settings, copies = _settings(options, partition.topic), tuple(partition.copies)
+    parts = [*groups(partition.segments, lambda s: s.size_bytes, _TASK_BYTES)] or [()]
     for number, part in enumerate(parts):
         yield ConvertTask(output, folder, part, () if number else copies, settings)

@@ -34,7 +34,7 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
     """Return the wanted partitions by topic and number. Raise MissingPathError for a missing path, UsageError for an
     impossible URI, and, unless `may_be_none`, for a selection that matches nothing.
     """
-    found: dict[object, SourcePartition] = {}
+    partitions: dict[object, SourcePartition] = {}
     left_out: set[str] = set()
     files: dict[object, dict[str, Segment]] = {}
     for uri in _each_once(paths):
@@ -55,21 +55,23 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
         for problem in archive.unreadable:
             if problem.path.rpartition("/")[2] == _OF_FILE_SYSTEM:
                 continue
-            found[uri, problem.path] = SourcePartition(None, None, problem=problem)
+            partitions[uri, problem.path] = SourcePartition(None, None, problem=problem)
         for archived in archive.partitions.values():
-            _add(found, _source(archived, archive.root))
+            _add(partitions, _source(archived, archive.root))
     for single in files.values():
         ordered = sorted(single.values(), key=lambda segment: segment.base_offset)
         parsed = names.parse_partition_folder(ordered[0].root.rpartition("/")[2])
         topic, number = (parsed.topic, parsed.partition) if parsed is not None else (None, None)
-        _add(found, SourcePartition(topic, number, tuple(ordered)))
-    wanted = [p for p in found.values() if (p.topic is None and p.problem) or selection.partition(p.topic, p.partition)]
+        _add(partitions, SourcePartition(topic, number, tuple(ordered)))
+    wanted = [
+        p for p in partitions.values() if (p.topic is None and p.problem) or selection.partition(p.topic, p.partition)
+    ]
     if not may_be_none and all(p.topic is not None for p in wanted):  # else unread folders may hold any topic
-        known = {p.topic for p in found.values() if p.topic is not None} | left_out
-        if not known:
+        known_topics = {p.topic for p in partitions.values() if p.topic is not None} | left_out
+        if not known_topics:
             expected = "folders or .log files of Kafka's logs"
             raise MissingPathError(path=", ".join(paths), expected=expected, found="none")
-        selection.check(known, ", ".join(paths), some=bool(wanted))
+        selection.check(known_topics, ", ".join(paths), some=bool(wanted))
     return sorted(wanted, key=lambda p: (p.topic or "", p.partition or 0))
 
 
@@ -95,21 +97,21 @@ def _expand(uri: str) -> list[str]:
     if literal.filesystem.get_file_info(literal.full(rest + uri[wild.start() :])).type != pafs.FileType.NotFound:
         return [uri]  # this name only looks like a pattern
     parts = (rest + uri[wild.start() :]).split("/")
-    root, found = literal, [""]
+    root, folders = literal, [""]
     for number, part in enumerate(parts):
         last = number == len(parts) - 1
         below = []
-        for folder in found:
+        for folder in folders:
             selector = pafs.FileSelector(root.full(folder.rstrip("/")) or "/", allow_not_found=True)
             entries, _ = text_entries(root.filesystem.get_file_info(selector))  # a pattern matches no other names
             for entry in sorted(entries, key=lambda entry: entry.base_name):
                 is_folder = entry.type == pafs.FileType.Directory
                 if fnmatchcase(entry.base_name, part) and (is_folder or (last and _is_log(entry.base_name))):
                     below.append(f"{folder}{entry.base_name}{'' if last else '/'}")
-        found = below
-    if not found:
+        folders = below
+    if not folders:
         raise MissingPathError(path=uri, expected="a pattern that matches something", found="nothing")
-    return [f"{prefix}/{path}" for path in found]
+    return [f"{prefix}/{path}" for path in folders]
 
 
 def _is_log(name: str) -> bool:
@@ -126,10 +128,10 @@ def _listed(root: Root, selection: Selection) -> Archive:
     return list_archive(root, selection.topic, selection.topics.marks)
 
 
-def _add(found: dict[object, SourcePartition], partition: SourcePartition) -> None:
+def _add(partitions: dict[object, SourcePartition], partition: SourcePartition) -> None:
     """Add a partition. If it is there already from another folder, record a problem."""
-    key = (partition.topic, partition.partition) if partition.topic is not None else len(found)
-    other = found.get(key)
+    key = (partition.topic, partition.partition) if partition.topic is not None else len(partitions)
+    other = partitions.get(key)
     if other is not None:
         here, there = (_place(one) for one in (partition, other))
         if here == there or _same_folder(here, there):
@@ -138,7 +140,7 @@ def _add(found: dict[object, SourcePartition], partition: SourcePartition) -> No
             "duplicate", here, NO_POSITION, "one folder for each partition", f"the same partition in {there}"
         )
         partition = replace(partition, problem=problem)
-    found[key] = partition
+    partitions[key] = partition
 
 
 def _place(partition: SourcePartition) -> str:
@@ -148,10 +150,10 @@ def _place(partition: SourcePartition) -> str:
     return f"{first.root}/{first.path}".rpartition("/")[0]
 
 
-def _same_folder(here: str, there: str) -> bool:
+def _same_folder(here: str, other: str) -> bool:
     """Return whether two names lead to one local folder."""
     try:
-        identities = {folder_identity(_root(place), "") for place in (here, there)}
+        identities = {folder_identity(_root(place), "") for place in (here, other)}
     except (OSError, UsageError):
         return False
     return len(identities) == 1 and None not in identities

@@ -33,11 +33,11 @@ Narrow = Callable[[Pushed, Filter], Pushed | None]
 
 def narrow(filters: list[Filter], options: ReadOptions) -> tuple[Pushed, list[Filter]]:
     """Return the limits that the conditions set, and the conditions that Spark still has to check."""
-    known = _OF_RECORDS if options.source == "kafka_log" else _OF_PARTITIONS
+    columns = _OF_RECORDS if options.source == "kafka_log" else _OF_PARTITIONS
     pushed, rest = options.pushed, []
     for condition in filters:
         column = getattr(condition, "attribute", ("",))
-        one = known.get(column[0]) if len(column) == 1 else None
+        one = columns.get(column[0]) if len(column) == 1 else None
         narrowed = one(pushed, condition) if one is not None else None
         pushed = pushed if narrowed is None else narrowed
         if narrowed is None or column[0] == "timestamp" or options.quarantine:
@@ -48,17 +48,17 @@ def narrow(filters: list[Filter], options: ReadOptions) -> tuple[Pushed, list[Fi
 def _values(condition: Filter, kind: type) -> frozenset[Any] | None:
     """Return the values of an equality; None if the condition is none, or a value is not of this kind."""
     if isinstance(condition, _EQUAL):
-        found = [condition.value]
+        values = [condition.value]
     elif isinstance(condition, In):
-        found = list(condition.value)
+        values = list(condition.value)
     else:
         return None
-    found = [bytes(value) if isinstance(value, bytearray) else value for value in found]
-    return frozenset(found) if all(isinstance(value, kind) for value in found) else None
+    values = [bytes(value) if isinstance(value, bytearray) else value for value in values]
+    return frozenset(values) if all(isinstance(value, kind) for value in values) else None
 
 
-def _common(before: frozenset[Any] | None, found: frozenset[Any]) -> frozenset[Any]:
-    return found if before is None else before & found
+def _common(before: frozenset[Any] | None, values: frozenset[Any]) -> frozenset[Any]:
+    return values if before is None else before & values
 
 
 def _topic(pushed: Pushed, condition: Filter) -> Pushed | None:
@@ -109,10 +109,10 @@ def _moment(value: Any) -> int | None:
 
 
 def _offset(pushed: Pushed, condition: Filter) -> Pushed | None:
-    found = _range(condition, _number)
-    if found is None:
+    offsets = _range(condition, _number)
+    if offsets is None:
         return None
-    start, end = found
+    start, end = offsets
     return replace(
         pushed,
         start_offset=max(pushed.start_offset, start or 0),
@@ -122,11 +122,11 @@ def _offset(pushed: Pushed, condition: Filter) -> Pushed | None:
 
 def _times(scale: Callable[[Any], int | None]) -> Narrow:
     def narrowed(pushed: Pushed, condition: Filter) -> Pushed | None:
-        found = _range(condition, scale)
-        if found is None:
+        times = _range(condition, scale)
+        if times is None:
             return None
-        starts = [ms for ms in (pushed.start_ms, found[0]) if ms is not None]
-        ends = [ms for ms in (pushed.end_ms, found[1]) if ms is not None]
+        starts = [ms for ms in (pushed.start_ms, times[0]) if ms is not None]
+        ends = [ms for ms in (pushed.end_ms, times[1]) if ms is not None]
         return replace(pushed, start_ms=max(starts, default=None), end_ms=min(ends, default=None))
 
     return narrowed

@@ -103,17 +103,17 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
 
 
 def _named(given: Mapping[str, str], source: Source) -> dict[str, str]:
-    known = {name.lower(): name for name in OPTIONS[source]}
+    spellings = {name.lower(): name for name in OPTIONS[source]}
     elsewhere = {name.lower(): name for names in OPTIONS.values() for name in names}
     out = {}
     for name, value in given.items():
         lower = name.lower()
-        if lower in known:
-            out[known[lower]] = value
+        if lower in spellings:
+            out[spellings[lower]] = value
         elif not (lower.startswith("kafka.") or lower in _MEANINGLESS):
             shown = elsewhere.get(lower, name)  # Spark passes names in lower case
             raise UnknownNameError(
-                message=f"{source}: unknown option {shown}", near=nearest(lower, known, known.__getitem__)
+                message=f"{source}: unknown option {shown}", near=nearest(lower, spellings, spellings.__getitem__)
             )
     return out
 
@@ -152,10 +152,10 @@ class _Values:
 
     def choose(self, names: tuple[str, ...], allowed: tuple[str, ...]) -> str:
         """Return one of the allowed values; default: the first. Two names for one option must agree."""
-        found = {self._values[name].lower(): name for name in names if name in self._values}
-        if len(found) > 1:
-            raise UsageError(message=f"{' and '.join(names)} contradict each other: {' and '.join(found)}")
-        for value, name in found.items():
+        names_by_value = {self._values[name].lower(): name for name in names if name in self._values}
+        if len(names_by_value) > 1:
+            raise UsageError(message=f"{' and '.join(names)} contradict each other: {' and '.join(names_by_value)}")
+        for value, name in names_by_value.items():
             if value not in allowed:
                 raise UnknownNameError(
                     message=f"{name}: expected {' or '.join(allowed)}, found {value!r}", near=nearest(value, allowed)
@@ -186,12 +186,12 @@ def _paths(take: _Values) -> tuple[str, ...]:
     several = take.text("paths")  # .load([...]) becomes this
     one = take.text("path")
     try:
-        found = json.loads(several) if several else []
+        paths = json.loads(several) if several else []
     except ValueError:
-        found = None
-    if not isinstance(found, list) or not all(isinstance(path, str) for path in found):
+        paths = None
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
         raise UsageError(message=f'paths: expected JSON such as ["a","b"], which .load([...]) makes, found {several!r}')
-    return (*found, *((one,) if one else ()))
+    return (*paths, *((one,) if one else ()))
 
 
 def _selection(take: _Values) -> Selection:
@@ -209,10 +209,12 @@ def _selection(take: _Values) -> Selection:
     assigned = None
     if take.text("assign") is not None:
         example = '{"topicA":[0,1],"topicB":[2]}'
-        found = _json(take, "assign", example)
-        if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in found.values()):
+        assigned_numbers = _json(take, "assign", example)
+        if not all(
+            isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in assigned_numbers.values()
+        ):
             raise UsageError(message=f"assign: expected JSON such as {example}, found {take.text('assign')!r}")
-        assigned = frozenset((topic, number) for topic, numbers in found.items() for number in numbers)
+        assigned = frozenset((topic, number) for topic, numbers in assigned_numbers.items() for number in numbers)
     topics = parse_topics(take.texts("topics"), take.texts("exclude"), take.texts("topicsFrom"), option="{}")
     subscribed = TopicFilter(parse_globs("subscribe", take.texts("subscribe")))
     return Selection(topics, subscribed, pattern, assigned, _numbers(take))
@@ -256,10 +258,12 @@ def _bounds(take: _Values, which: str, default: Bound | None) -> Bounds | None:
 
 def _by_partition(take: _Values, name: str, read: Callable[[Any], Bound]) -> dict[Key, Bound]:
     example = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
-    found = _json(take, name, example)
+    by_topic = _json(take, name, example)
     try:
         return {
-            (topic, int(number)): read(value) for topic, numbers in found.items() for number, value in numbers.items()
+            (topic, int(number)): read(value)
+            for topic, numbers in by_topic.items()
+            for number, value in numbers.items()
         }
     except (AttributeError, TypeError, ValueError) as error:
         raise UsageError(message=f"{name}: expected JSON such as {example}, found {take.text(name)!r}") from error
@@ -273,12 +277,12 @@ def _offset(value: Any) -> Bound:
 
 def _json(take: _Values, name: str, example: str) -> dict[str, Any]:
     try:
-        found = json.loads(take.text(name) or "")
+        content = json.loads(take.text(name) or "")
     except ValueError as error:
         raise UsageError(message=f"{name}: expected JSON such as {example}, found {take.text(name)!r}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UsageError(message=f"{name}: expected JSON such as {example}, found {take.text(name)!r}")
-    return found
+    return content
 
 
 def _time(name: str, value: Any) -> int:

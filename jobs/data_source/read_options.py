@@ -49,9 +49,9 @@ class Selection:
             and (self.partitions is None or any(number in numbers for numbers in self.partitions))
         )
 
-    def check(self, known: Iterable[str], where: str, *, some: bool) -> None:
+    def check(self, known_topics: Iterable[str], where: str, *, some: bool) -> None:
         """Raise UsageError if a name or glob is none of the known topics, or if nothing is selected (not `some`)."""
-        topics = sorted(set(known))
+        topics = sorted(set(known_topics))
         check_topics(self.topics, topics, where)
         if some:
             return

@@ -111,25 +111,25 @@ def register(spark: SparkSession) -> None:
         spark.dataSource.register(source)
 
 
-def select_columns(known: Any, options: ReadOptions) -> Any:
+def select_columns(all_columns: Any, options: ReadOptions) -> Any:
     """Return the pa.Schema that the options ask for. UsageError for an unknown column."""
     if options.columns is not None:
-        names = _asked(known, options)
+        names = _asked(all_columns, options)
     elif options.source == "kafka_log":
         left_out = {name for name, wanted in (("value", options.value), ("headers", options.headers)) if not wanted}
         names = [field.name for field in SPARK_COLUMNS if field.name not in left_out]
     else:
-        names = [name for name in known.names if name != PROBLEM.name]
+        names = [name for name in all_columns.names if name != PROBLEM.name]
     if options.quarantine and PROBLEM.name not in names:
         names.append(PROBLEM.name)
-    return pa.schema([_for_spark(known.field(name)) for name in names])
+    return pa.schema([_for_spark(all_columns.field(name)) for name in names])
 
 
-def _asked(known: Any, options: ReadOptions) -> list[str]:
+def _asked(all_columns: Any, options: ReadOptions) -> list[str]:
     names = list(options.columns or ())
     for name in names:
-        if name not in known.names:
-            raise UnknownNameError(message=f"columns: unknown column {name}", near=nearest(name, known.names))
+        if name not in all_columns.names:
+            raise UnknownNameError(message=f"columns: unknown column {name}", near=nearest(name, all_columns.names))
     if len(set(names)) < len(names):
         raise UsageError(message=f"columns: expected each column once, found {','.join(names)}")
     for option, name, contradicted in (
@@ -149,16 +149,16 @@ def _for_spark(field: Any) -> Any:
     return pa.field(field.name, kind, nullable=True)
 
 
-def arrow_schema(known: Any, options: ReadOptions, schema: StructType) -> Any:
+def arrow_schema(all_columns: Any, options: ReadOptions, schema: StructType) -> Any:
     """Return the pa.Schema of the Arrow batches that Spark expects. UsageError for a .schema(...) that does not fit."""
     expected = to_arrow_schema(schema, timezone="UTC")
     if not len(expected):
         raise UsageError(message="schema: expected at least one column, found none. To count rows, read one column")
     for number, field in enumerate(expected):
-        if field.name not in known.names:
-            near = nearest(field.name, known.names)
+        if field.name not in all_columns.names:
+            near = nearest(field.name, all_columns.names)
             raise UnknownNameError(message=f"schema: unknown column {field.name}", near=near)
-        kind = _for_spark(known.field(field.name)).type
+        kind = _for_spark(all_columns.field(field.name)).type
         if field.type != kind:
             found = schema[number].dataType.simpleString()
             raise UsageError(message=f"schema: {field.name}: expected {_type_name(kind)}, found {found}")

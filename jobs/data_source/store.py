@@ -62,30 +62,32 @@ def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list
             expected="a generation that vacuum has not deleted",
         )
     if not rows:
-        known = sorted({number for row in wanted.values() for number, _ in list_generations(state.root, row)})
+        numbers = sorted({number for row in wanted.values() for number, _ in list_generations(state.root, row)})
         raise NO_GENERATION(
             partition="every partition",
             found=generation,
             reason="never committed",
-            expected=f"one of {', '.join(map(str, known))}",
+            expected=f"one of {', '.join(map(str, numbers))}",
         )
     return list(rows.values())
 
 
-def generation_partition(store: Root, one: Checkpoint, manifest: list[Segment], archive: str | None) -> SourcePartition:
+def generation_partition(
+    store: Root, checkpoint: Checkpoint, manifest: list[Segment], archive: str | None
+) -> SourcePartition:
     """Return a generation to read. Raise NO_GENERATION if its files are gone. archive: where it is, if it moved."""
-    folder = one.folder
-    beside = file_names(store, one)
+    folder = checkpoint.folder
+    beside = file_names(store, checkpoint)
     # after a run by yield, its logs lie in the folders of earlier generations too
-    gone = absent(store, [(segment.path, segment.size_bytes) for segment in manifest if segment.root == "store"])
-    if gone:
+    missing = absent(store, [(segment.path, segment.size_bytes) for segment in manifest if segment.root == "store"])
+    if missing:
         raise NO_GENERATION(
-            partition=one.name,
-            found=one.generation,
-            reason=f"its files are gone ({gone[0]})",
+            partition=checkpoint.name,
+            found=checkpoint.generation,
+            reason=f"its files are gone ({missing[0]})",
             expected="a generation that vacuum has not deleted",
         )
-    before = normal_uri(one.archive_uri)
+    before = normal_uri(checkpoint.archive_uri)
     roots = {"store": store.uri, "archive": before if archive is None else same_kind(archive, before)}
     segments = [
         replace(
@@ -100,11 +102,17 @@ def generation_partition(store: Root, one: Checkpoint, manifest: list[Segment], 
     ]
     epochs = f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}" if names.LEADER_EPOCH_CHECKPOINT in beside else None
     whole = SourcePartition(
-        *one.key, tuple(segments), one.log_start_offset, one.next_offset, store.uri, snapshots(one, beside), epochs
+        *checkpoint.key,
+        tuple(segments),
+        checkpoint.log_start_offset,
+        checkpoint.next_offset,
+        store.uri,
+        snapshots(checkpoint, beside),
+        epochs,
     )
     return replace(whole, sealed=True)
 
 
-def _side_file(folder: str, base_offset: int, kind: str, there: set[str]) -> str | None:
+def _side_file(folder: str, base_offset: int, kind: str, names_beside: set[str]) -> str | None:
     name = names.segment_file(base_offset, kind)
-    return f"{folder}/{name}" if name in there else None
+    return f"{folder}/{name}" if name in names_beside else None

@@ -126,15 +126,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a micro-batch."""
         begin, until = _from_json(start), _from_json(end)
-        found = {_key(p): p for p in source_partitions(self.options, may_be_none=True)}
+        partitions_by_key = {_key(p): p for p in source_partitions(self.options, may_be_none=True)}
         moved = [key for key in until if begin.get(key, -1) < until[key]]
         for key in moved:  # a restart may plan the last micro-batch again much later: skip nothing silently
-            if key not in found and self.options.fail_on_data_loss:
+            if key not in partitions_by_key and self.options.fail_on_data_loss:
                 raise _no_such_partition(key, begin.get(key, 0))
-        moved = [key for key in moved if key in found]
+        moved = [key for key in moved if key in partitions_by_key]
         ranges = []
         for key in moved:
-            problem = found[key].problem
+            problem = partitions_by_key[key].problem
             if problem is not None and not self.options.quarantine:
                 raise problem.as_error()
             first = Bound("offset", begin[key]) if key in begin else Bound("earliest")
@@ -148,7 +148,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 accept_gaps=self.options.accept_gaps,
             )
             ranges.append(asked)
-        pieces = each([found[key] for key in moved], ranges)
+        pieces = each([partitions_by_key[key] for key in moved], ranges)
         tasks = pack(pieces, self.options.split_bytes, self.options.min_partitions)
         return [InputPartition(task) for task in tasks]
 

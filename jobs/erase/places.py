@@ -103,19 +103,19 @@ def add_archive(places: Places, root: Root, config: Config, topics: TopicFilter)
     """List an archive. Raises FileNotFoundError."""
     listing = list_files(root)
     places.add_root(root, listing)
-    there = {entry.path for entry in listing.files}
+    paths = {entry.path for entry in listing.files}
     for entry in listing.files:
         folder, _, name = entry.path.rpartition("/")
         parsed = names.parse_partition_folder(folder.rpartition("/")[2])
         if parsed is not None and not places.takes(parsed.topic, topics):
             continue
-        made = SearchFile(root.uri, entry.path, entry.size, entry.mtime_ms, "bytes")
+        file = SearchFile(root.uri, entry.path, entry.size, entry.mtime_ms, "bytes")
         if parsed is not None:
-            made = replace(made, topic=parsed.topic, partition=parsed.partition, state=parsed.mark)
+            file = replace(file, topic=parsed.topic, partition=parsed.partition, state=parsed.mark)
         if _NO_KEYS.fullmatch(name):
             places.without_keys["indexes, snapshots and checkpoints of Kafka"] += 1
         else:
-            places.files.append(_by_name(made, there, config))
+            places.files.append(_by_name(file, paths, config))
 
 
 def add_store(places: Places, state: State, config: Config, topics: TopicFilter) -> None:
@@ -123,18 +123,18 @@ def add_store(places: Places, state: State, config: Config, topics: TopicFilter)
     root = state.root
     listing = list_files(root)
     places.add_root(root, listing)
-    there = {entry.path for entry in listing.files}
-    known = _Generations(state, places, any(path.startswith(f"{PARTITIONS}/") for path in there))
+    paths = {entry.path for entry in listing.files}
+    generations = _Generations(state, places, any(path.startswith(f"{PARTITIONS}/") for path in paths))
     for entry in listing.files:
-        made = SearchFile(root.uri, entry.path, entry.size, entry.mtime_ms, "bytes")
+        file = SearchFile(root.uri, entry.path, entry.size, entry.mtime_ms, "bytes")
         if entry.path.startswith(f"{PARTITIONS}/"):
-            _add_segment_file(places, made, there, known, config, topics)
+            _add_segment_file(places, file, paths, generations, config, topics)
         elif entry.path.startswith("state/"):
-            _add_table_file(places, made, known)
+            _add_table_file(places, file, generations)
         elif entry.path.startswith(f"{ERASED_KEYS}/"):
             places.without_keys["digests of erasures"] += 1
         else:
-            places.files.append(_by_name(made, there, config))
+            places.files.append(_by_name(file, paths, config))
 
 
 def appeared_since(places: Places, roots: Iterable[Root]) -> list[Problem]:
@@ -151,7 +151,7 @@ def appeared_since(places: Places, roots: Iterable[Root]) -> list[Problem]:
     return out
 
 
-def _by_name(file: SearchFile, there: set[str], config: Config) -> SearchFile:
+def _by_name(file: SearchFile, paths: set[str], config: Config) -> SearchFile:
     """Return a file as what its name says that it is: a log, which is searched by its records, a table, or bytes."""
     folder, _, name = file.path.rpartition("/")
     if not _LOG.fullmatch(name):
@@ -165,7 +165,7 @@ def _by_name(file: SearchFile, there: set[str], config: Config) -> SearchFile:
         kind="log",
         state=file.state or suffix.lstrip("."),
         base_offset=int(stem) if re.fullmatch("[0-9]{20}", stem) else 0,
-        index=index if index in there else None,
+        index=index if index in paths else None,
         max_batch_bytes=settings.max_decompressed_batch_bytes,
     )
 
@@ -176,7 +176,7 @@ def _as_table(file: SearchFile) -> SearchFile:
 
 
 def _add_segment_file(
-    places: Places, file: SearchFile, there: set[str], known: _Generations, config: Config, topics: TopicFilter
+    places: Places, file: SearchFile, paths: set[str], generations: _Generations, config: Config, topics: TopicFilter
 ) -> None:
     """Add a file below `segments/`."""
     parts = file.path.split("/")
@@ -188,17 +188,19 @@ def _add_segment_file(
             return
         file = replace(file, topic=parsed.topic, partition=parsed.partition)
     if parsed is None or run is None:
-        places.files.append(_by_name(file, there, config))
+        places.files.append(_by_name(file, paths, config))
         return
     folder = file.path.rpartition("/")[0]
     file = replace(file, generation=run[0], run_id=run[1])
-    file = replace(file, state=known.file_state(file, folder))
-    secrets = (f"{folder}/{HASH_KEY}", *known.secrets.get(file.path.rpartition(".")[0], ()))
-    made_by = next((path for path in secrets if path in there), None)
+    file = replace(file, state=generations.file_state(file, folder))
+    secrets = (f"{folder}/{HASH_KEY}", *generations.secrets.get(file.path.rpartition(".")[0], ()))
+    made_by = next((path for path in secrets if path in paths), None)
     if _LOG.fullmatch(name):
-        places.files.append(replace(_by_name(file, there, config), state=file.state))
+        places.files.append(replace(_by_name(file, paths, config), state=file.state))
     elif name.endswith(_KEY_FILE):
-        places.files.append(replace(file, kind="key_file", secret=made_by, checksum=known.key_files.get(file.path)))
+        places.files.append(
+            replace(file, kind="key_file", secret=made_by, checksum=generations.key_files.get(file.path))
+        )
     elif name.endswith(_FILTER):
         places.files.append(replace(file, kind="filter", secret=made_by))
     elif name.endswith(_FACTS) or name in (MANIFEST, COMMITTED, HASH_KEY) or _NO_KEYS.fullmatch(name):
@@ -207,7 +209,7 @@ def _add_segment_file(
         places.files.append(_as_table(file))
 
 
-def _add_table_file(places: Places, file: SearchFile, known: _Generations) -> None:
+def _add_table_file(places: Places, file: SearchFile, generations: _Generations) -> None:
     """Add a file below `state/`."""
     parts = file.path.split("/")
     table, name, of_log = parts[1], parts[-1], "_delta_log" in parts
@@ -226,7 +228,7 @@ def _add_table_file(places: Places, file: SearchFile, known: _Generations) -> No
     else:
         file = _as_table(file)
         if file.kind == "table":
-            state = "log" if of_log else known.file_version(table, "/".join(parts[2:]))
+            state = "log" if of_log else generations.file_version(table, "/".join(parts[2:]))
             file = replace(file, state=state, of_audits=ours, may_hide=ours)
         places.files.append(file)
 

@@ -76,7 +76,9 @@ class Remains:
         generation.
         """
         out, numbers = cls(), dict[SearchedGeneration, int]()
-        found = [np.empty(0, np.int64)]  # (number of the generation, row of the key, 1 for a key that may be there)
+        codes_by_part = [
+            np.empty(0, np.int64)
+        ]  # (number of the generation, row of the key, 1 for a key that may be there)
         for table, files in sought.tables():
             file_of, key, may = (np.asarray(table[name]) for name in ("file", "key", "may"))
             in_files = np.bincount(file_of, minlength=len(files))
@@ -102,8 +104,8 @@ class Remains:
                     out.generations.setdefault(where, Held()).paths.add(file.path)
             inside = number_of[file_of] >= 0
             of = number_of[file_of][inside]
-            found.append(np.unique((of * len(sought.keys) + key[inside]) * 2 + may[inside]))
-        codes = np.unique(np.concatenate(found))
+            codes_by_part.append(np.unique((of * len(sought.keys) + key[inside]) * 2 + may[inside]))
+        codes = np.unique(np.concatenate(codes_by_part))
         of_keys, of_sure = (
             np.bincount(pairs // max(len(sought.keys), 1), minlength=len(numbers)).tolist()
             for pairs in (np.unique(codes // 2), codes[codes % 2 == 0] // 2)

@@ -84,11 +84,11 @@ class EraseReport(JobReport):
 
     def figures(self) -> dict[str, Any]:
         """Return the run's figures for monitoring and, after a search, what the store keeps of the erasure."""
-        told = super().figures() | ({} if self.erased is None else self.erased.figures())
+        out = super().figures() | ({} if self.erased is None else self.erased.figures())
         if self.searched is None:
-            return told
+            return out
         left, results = self.remains, [] if self.erased is None else self.erased.results
-        return told | {
+        return out | {
             "erasure": {
                 "id": self.erasure, "keys": self.n_keys, "who": self.who, "topics": asdict(self.topics),
                 "not_erased": [r.name() for r in results if r.problem is not None], "found_current": left.current,
@@ -135,18 +135,18 @@ class EraseReport(JobReport):
         return "erase again: they may have come meanwhile; if they stay, run verify --store"
 
     def _how_to_delete(
-        self, at: SearchedGeneration, held: Held, kept: Sequence[OnlyCopy], known: Sequence[JudgedGeneration]
+        self, at: SearchedGeneration, held: Held, kept: Sequence[OnlyCopy], listed: Sequence[JudgedGeneration]
     ) -> str:
         """Return how to delete an older generation. One that vacuum keeps may be needed by another one.
 
-        kept, known: generations of its partition that vacuum keeps for their offsets, and all that vacuum lists.
+        kept, listed: generations of its partition that vacuum keeps for their offsets, and all that vacuum lists.
         """
         if self.vacuum is None:
             return "vacuum --erased deletes it, once these keys are erased from its partition"
         if held.paths.issubset(self.vacuum.deleted.get((at.topic, at.partition), ())):
             return "vacuum --erased deletes it"
         if not kept:
-            because = next((", ".join(g["because"]) for g in known if g["generation"] == at.number), "")
+            because = next((", ".join(g["because"]) for g in listed if g["generation"] == at.number), "")
             return (
                 f"vacuum --erased leaves it{because and f' ({because})'}: erase these keys from its partition first; "
                 "vacuum --erased --dry-run tells more"
@@ -162,12 +162,12 @@ class EraseReport(JobReport):
         """Return a problem for each other place of the store that holds a key, or may hold one."""
         older = {at: held for at, held in self.remains.generations.items() if not at.is_current}
         kept = _by_partition(() if self.vacuum is None else self.vacuum.kept)
-        known = _by_partition(() if self.vacuum is None else self.vacuum.generations)
+        listed = _by_partition(() if self.vacuum is None else self.vacuum.generations)
         hint = "vacuum --erased deletes tables of audits, once keys were erased"
         return [
             *(
                 held.problem(
-                    at, self._how_to_delete(at, held, kept[at.topic, at.partition], known[at.topic, at.partition])
+                    at, self._how_to_delete(at, held, kept[at.topic, at.partition], listed[at.topic, at.partition])
                 )
                 for at, held in older.items()
             ),

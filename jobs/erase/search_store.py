@@ -128,32 +128,32 @@ def fill_report(report: SearchReport, sought: Sought, names: pa.StringArray) -> 
     report.stretches_read = len(sought.places.files)
     report.bytes_read = sum(file.size for file in sought.places.files)
     n = len(sought.keys)
-    (found, may, tombstones), rows = _counts(sought)
-    held, maybe = found > 0, (found == 0) & (may > 0)
+    (n_found, may, tombstones), rows = _counts(sought)
+    held, maybe = n_found > 0, (n_found == 0) & (may > 0)
     places = sought.places
-    report.findings = int(found.sum() + may.sum())
+    report.findings = int(n_found.sum() + may.sum())
     report.summary = {
-        "keys": n, "keys_found": int(held.sum()), "keys_maybe": int(maybe.sum()), "found": int(found.sum()),
+        "keys": n, "keys_found": int(held.sum()), "keys_maybe": int(maybe.sum()), "found": int(n_found.sum()),
         "may": int(may.sum()), "tombstones": int(tombstones.sum()), "files_searched": len(places.files),
         "bytes_searched": report.bytes_read, "files_without_keys": places.without_keys.total(),
         "files_left_out": places.left_out, "not_read": len(sought.problems),
     }  # fmt: skip
-    most = np.flatnonzero(found + may)
-    most = most[np.lexsort((most, -may[most], -found[most]))][:_MOST_KEYS]
+    most = np.flatnonzero(n_found + may)
+    most = most[np.lexsort((most, -may[most], -n_found[most]))][:_MOST_KEYS]
     keys: list[dict[str, Any]] = [
-        {"key": f"#{names[row].as_py()[:16]}", "found": int(found[row]), "may": int(may[row]),
+        {"key": f"#{names[row].as_py()[:16]}", "found": int(n_found[row]), "may": int(may[row]),
          "tombstones": int(tombstones[row])} for row in most.tolist()
     ]  # fmt: skip
     header = ("place", "partition", "generation", "state", "searched as")
-    told = [(*place, *amounts) for place, amounts in sorted(rows.items())]
+    place_rows = [(*place, *amounts) for place, amounts in sorted(rows.items())]
     columns = (*(name.replace(" ", "_") for name in header), "files", "found", "may")
     report.details = {
-        "places": [dict(zip(columns, row, strict=True)) for row in told],
+        "places": [dict(zip(columns, row, strict=True)) for row in place_rows],
         "keys": keys,
         "without_keys": dict(places.without_keys),
     }
     report.cards = _cards(report.summary)
-    text = [(*map(str, row[:5]), *(f"{cell:,}" for cell in row[5:])) for row in told]
+    text = [(*map(str, row[:5]), *(f"{cell:,}" for cell in row[5:])) for row in place_rows]
     report.tables = [
         Table("Where keys still are", (*header, "files", "found", "may"), [list(row) for row in text], (1, 2, 3, 4)),
         Table(
@@ -175,11 +175,11 @@ def _counts(sought: Sought) -> tuple[NDArray[np.int64], dict[tuple[str, ...], li
     files, of keys found in them and of possible keys.
     """
     n = len(sought.keys)
-    found, may, tombstones = of_keys = np.zeros((3, n), np.int64)
+    n_found, may, tombstones = of_keys = np.zeros((3, n), np.int64)
     rows: dict[tuple[str, ...], list[int]] = {}
     for table, files in sought.tables():
         key, is_may = np.asarray(table["key"]), np.asarray(table["may"])
-        found += np.bincount(key[~is_may], minlength=n)
+        n_found += np.bincount(key[~is_may], minlength=n)
         may += np.bincount(key[is_may], minlength=n)
         tombstones += np.bincount(key[np.asarray(table["tombstone"].fill_null(False))], minlength=n)
         number = np.asarray(table["file"])

@@ -115,18 +115,20 @@ def _export(
     sizes = [sum(piece.end - piece.start for piece in task.pieces) for task in tasks]
     committed = options.isolation == "read_committed"
     spec = ExportSpec(output.root.uri, MARK, output.run, options.format, decoders, committed)
-    logs = [listed_logs(one) for of_topic in by_topic.values() for one in of_topic]
-    with workers(engine, sum(sizes), options.config, report, progress) as made:
+    logs = [listed_logs(partition) for of_topic in by_topic.values() for partition in of_topic]
+    with workers(engine, sum(sizes), options.config, report, progress) as engine_workers:
         progress.start("export", sum(sizes), BYTES)
-        files = made.run(partial(export_file, spec, logs), tasks, "export", CountedBytes(progress, sizes))
+        files = engine_workers.run(partial(export_file, spec, logs), tasks, "export", CountedBytes(progress, sizes))
         progress.close()
-        made.count(bytes_read=sum(sizes))
+        engine_workers.count(bytes_read=sum(sizes))
     step("files exported")
     output.check_own()
     for topic, group in groupby(files, lambda file: file.topic):
         exported = [*group]
         if committed:
-            report.notes += [note for one in by_topic[topic] for note in open_notes(one, ends_of_partition(one)[0])]
+            report.notes += [
+                note for partition in by_topic[topic] for note in open_notes(partition, ends_of_partition(partition)[0])
+            ]
         report.topics.append(_exported(topic, len(by_topic[topic]), exported, decoders, report))
         if options.format == "delta":
             written = [DataFile(f.path.rpartition("/")[2], f.size, f.statistics) for f in exported if f.path]
@@ -150,8 +152,8 @@ def _tasks(options: ExportOptions, topic: str, partitions: Sequence[SourcePartit
     ]
 
 
-def _place(found: tuple[int | None, Problem]) -> tuple[int, str, int]:
-    return found[0] or 0, found[1].path, found[1].position
+def _place(problem: tuple[int | None, Problem]) -> tuple[int, str, int]:
+    return problem[0] or 0, problem[1].path, problem[1].position
 
 
 def _exported(

@@ -84,10 +84,10 @@ class _PartitionRead:
     def stop(self, problems: Sequence[Problem]) -> None:
         """Read nothing from the segments on that these problems are in."""
         self.problems += [problem for problem in problems if problem not in self.problems]
-        found = [_offset_before(self.source, problem) for problem in problems]
-        if None in found:
+        offsets = [_offset_before(self.source, problem) for problem in problems]
+        if None in offsets:
             self.end = None
-        cuts = [offset for offset in (*found, self.cut) if offset is not None]
+        cuts = [offset for offset in (*offsets, self.cut) if offset is not None]
         self.cut = min(cuts, default=None)
 
 
@@ -145,12 +145,12 @@ class Topic:
 
 def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, report: ExportReport) -> ExportedTopic:
     """Bring the table of a topic up to date."""
-    made, output, options = ExportedTopic(topic.name, len(partitions)), topic.output, topic.options
+    exported, output, options = ExportedTopic(topic.name, len(partitions)), topic.output, topic.options
     before = read_table_offsets(output.root, topic.name)
     if isinstance(before, Problem):
         report.other_problems.append(before)
-        made.problems = 1
-        return made
+        exported.problems = 1
+        return exported
     stand = before
     logs = {n: log for p in partitions if (log := origin.logs.get((topic.name, n := p.partition or 0))) is not None}
     other = {n for n, known in stand.logs.items() if logs.get(n, known) != known}
@@ -162,42 +162,44 @@ def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, 
     _note_cleaned(topic.name, stand, origin, report)
     parts = {p.partition or 0: _planned(p, stand, origin, topic, report) for p in partitions}
     lost = [_vanished(origin, topic.name, n) for n in sorted(stand.offsets.keys() - parts.keys())]
-    found = _read(topic, parts)
-    held = _held(topic, parts, found)
+    row_files = _read(topic, parts)
+    held = _held(topic, parts, row_files)
     with topic.workers.spark("export") as whole:
-        spark = session_for(whole, sum(s.size_bytes for n in found for s in parts[n].source.segments))
+        spark = session_for(whole, sum(s.size_bytes for n in row_files for s in parts[n].source.segments))
         gone = _deleted(spark, topic, parts, held)
         try:
-            told = [*lost, *(problem for part in parts.values() for problem in part.problems)]
-            report.other_problems += dict.fromkeys(told)
-            made.problems = len(set(told))
-            made.records = sum(one.records for one in found.values())
-            made.tombstones = sum(one.tombstones for one in found.values())
-            if null_keys := sum(one.null_keys for one in found.values()):
+            problems = [*lost, *(problem for part in parts.values() for problem in part.problems)]
+            report.other_problems += dict.fromkeys(problems)
+            exported.problems = len(set(problems))
+            exported.records = sum(one.records for one in row_files.values())
+            exported.tombstones = sum(one.tombstones for one in row_files.values())
+            if null_keys := sum(one.null_keys for one in row_files.values()):
                 report.notes.append(f"{topic.name}: {counted(null_keys, 'record')} without a key left out")
-            ends = {n: end for n in found if (end := parts[n].end) is not None}
-            if not ends and (found or told or (stand.run and not other)):  # else the rows of another topic would stay
-                return made
+            ends = {n: end for n in row_files if (end := parts[n].end) is not None}
+            if not ends and (
+                row_files or problems or (stand.run and not other)
+            ):  # else the rows of another topic would stay
+                return exported
             known = {n: log for n, log in logs.items() if not ends or n in stand.offsets | ends}
             numbers = {n: number for n in ends if (number := parts[n].generation) is not None}
             moved = Stand(stand.offsets | ends, stand.logs | known, stand.generations | numbers, uuid.uuid4().hex)
-            rows = topic.frame(spark, [found[n] for n in ends])
+            rows = topic.frame(spark, [row_files[n] for n in ends])
             deleted = None if gone is None else gone.where(F.col("partition").isin(list(ends)) & F.col(TOMBSTONE))
             step("last rows written")
             with alone(output.root, topic.name, before):
-                changed = _commit(topic, rows, moved, starts_over=starts_over, gone=deleted)
-            made.inserted, made.updated, made.deleted = changed.inserted, changed.updated, changed.deleted
+                changed = _commit(topic, rows, moved, starts_over=starts_over, deleted=deleted)
+            exported.inserted, exported.updated, exported.deleted = changed.inserted, changed.updated, changed.deleted
         finally:
             if gone is not None:
                 gone.unpersist()
-    return made
+    return exported
 
 
-def _held(topic: Topic, parts: Mapping[int, _PartitionRead], found: Mapping[int, LastRows]) -> dict[int, LastRows]:
+def _held(topic: Topic, parts: Mapping[int, _PartitionRead], row_files: Mapping[int, LastRows]) -> dict[int, LastRows]:
     """Write all keys of the generations of partitions from which compactions may have dropped unread tombstones. Block
     a partition whose keys cannot be read.
     """
-    doubted = [n for n in found if parts[n].doubts.tombstones]
+    doubted = [n for n in row_files if parts[n].doubts.tombstones]
     held = dict(zip(doubted, topic.last_rows([parts[n] for n in doubted], columns=_KEY, whole=True), strict=True))
     for number, one in held.items():
         parts[number].stand_still(one.problems)
@@ -214,16 +216,16 @@ def _deleted(
     if not held:
         return None
     firsts = {n: None if parts[n].doubts.expired else parts[n].first for n in held}
-    gone = deleted_rows(spark, topic.output.topic_uri(topic.name), topic.frame(spark, [*held.values()], _KEY), firsts)
-    for number, problem in unclear_problems(gone, f"{topic.options.store}: {topic.name}"):
+    rows = deleted_rows(spark, topic.output.topic_uri(topic.name), topic.frame(spark, [*held.values()], _KEY), firsts)
+    for number, problem in unclear_problems(rows, f"{topic.options.store}: {topic.name}"):
         if not topic.accepts_gaps:
             parts[number].stand_still([problem])
-    return gone
+    return rows
 
 
-def missing_topics(output: ExportFolder, options: ExportOptions, there: Sequence[str]) -> Iterator[Problem]:
+def missing_topics(output: ExportFolder, options: ExportOptions, present: Sequence[str]) -> Iterator[Problem]:
     """Yield a problem for each topic that has a table and is no longer in the archive."""
-    for topic in sorted(output.folders() - set(there)):
+    for topic in sorted(output.folders() - set(present)):
         if options.topics.takes(topic):
             hint = "bring it back; if it is gone for good, delete this folder"
             place = f"{output.root.uri}/{topic}"
@@ -291,18 +293,18 @@ def _note_cleaned(topic: str, stand: Stand, origin: Origin, report: ExportReport
 
 def _read(topic: Topic, parts: Mapping[int, _PartitionRead]) -> dict[int, LastRows]:
     """Write the last records of what is new, and return the files of the partitions that could be read."""
-    found: dict[int, LastRows] = {}
+    row_files: dict[int, LastRows] = {}
     for reading in range(_READINGS):
-        _end_before_open(topic, [part for n, part in parts.items() if n not in found])
-        rest = [n for n, part in parts.items() if n not in found and part.is_wanted]
-        for number, one in zip(rest, topic.last_rows([parts[n] for n in rest]), strict=True):
-            if not one.problems:
-                found[number] = one
+        _end_before_open(topic, [part for n, part in parts.items() if n not in row_files])
+        rest = [n for n, part in parts.items() if n not in row_files and part.is_wanted]
+        for number, part_rows in zip(rest, topic.last_rows([parts[n] for n in rest]), strict=True):
+            if not part_rows.problems:
+                row_files[number] = part_rows
                 continue
-            parts[number].stop(one.problems)
+            parts[number].stop(part_rows.problems)
             if reading >= _READINGS - 2:
                 parts[number].end = None
-    return found
+    return row_files
 
 
 def _end_before_open(topic: Topic, parts: Sequence[_PartitionRead]) -> None:
@@ -324,12 +326,12 @@ def _first_open(asked: tuple[SourcePartition, Range, int]) -> int | None:
 
 
 def _commit(
-    topic: Topic, rows: DataFrame, stand: Stand, *, starts_over: bool, gone: DataFrame | None = None
+    topic: Topic, rows: DataFrame, stand: Stand, *, starts_over: bool, deleted: DataFrame | None = None
 ) -> Changed:
-    """Commit the last records of keys, and the table's new offsets. gone: rows of the table to delete."""
+    """Commit the last records of keys, and the table's new offsets. deleted: rows of the table to delete."""
     root, uri = topic.output.root, topic.output.topic_uri(topic.name)
     if starts_over:
         return replace_all(root, topic.name, rows, uri, stand)
-    rows = rows if gone is None else rows.unionByName(gone)
+    rows = rows if deleted is None else rows.unionByName(deleted)
     key = ["partition", *(name for name in ("key", f"key{MALFORMED}") if name in rows.columns)]
     return merge(root, topic.name, rows, uri, key, stand)

@@ -104,9 +104,9 @@ def deleted_rows(spark: SparkSession, uri: str, held: DataFrame, firsts: Mapping
     return table.join(held, same, "left_anti").withColumn(TOMBSTONE, deleted).persist()
 
 
-def unclear_problems(gone: DataFrame, place: str) -> Iterator[tuple[int, Problem]]:
+def unclear_problems(deleted: DataFrame, place: str) -> Iterator[tuple[int, Problem]]:
     """Yield a problem for each partition that has rows without TOMBSTONE. place: in the problem, without the number."""
-    unclear = gone.where(~F.col(TOMBSTONE)).groupBy("partition")
+    unclear = deleted.where(~F.col(TOMBSTONE)).groupBy("partition")
     for row in unclear.agg(F.count("*").alias("n"), F.min("offset").alias("least")).collect():
         expected = "records of all keys of the table, or the tombstones that deleted them"
         found = f"neither for {counted(row['n'], 'row')}, the first of offset {count(row['least'])}: expired"

@@ -231,20 +231,22 @@ def refresh(
     """
     unlisted = {(plan.topic, plan.partition) for plan in plans if plan.problem is not None}
     with state.lock():  # from here to the write: two refreshes at once would both append
-        known = known_segments(spark, state)
-        there = {(s.topic, s.partition, s.listed.base_offset): s for plan in plans for s in _segments(plan)}
+        recorded = known_segments(spark, state)
+        listed = {(s.topic, s.partition, s.listed.base_offset): s for plan in plans for s in _segments(plan)}
         same = {
-            key for key, s in there.items() if known.get(key) == (s.listed.path, s.listed.size_bytes, s.listed.mtime_ms)
+            key
+            for key, s in listed.items()
+            if recorded.get(key) == (s.listed.path, s.listed.size_bytes, s.listed.mtime_ms)
         }
-        new = [s for key, s in there.items() if key not in same]
-        old = [key for key in known if key not in same and key[:2] not in unlisted and covers(*key[:2])]
+        new = [s for key, s in listed.items() if key not in same]
+        old = [key for key in recorded if key not in same and key[:2] not in unlisted and covers(*key[:2])]
         if new or old or not state.table_exists(TIME_INDEX):
             replace_segments(state, _frame(spark, new), old)
     return {
         "segments_read": len(new),
         "bytes_read": sum(s.listed.size_bytes for s in new),
         "segments_kept": len(same),
-        "segments_removed": len([key for key in old if key not in there]),
+        "segments_removed": len([key for key in old if key not in listed]),
     }
 
 

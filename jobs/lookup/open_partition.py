@@ -41,8 +41,8 @@ def open_partition(path_or_uri: str | os.PathLike[str], *, gaps: Gaps = "fail") 
     root = open_root(parent or "/")
     if not exists(root, folder):
         raise MissingPathError(path=uri, expected="a partition's folder", found="none")
-    found = list(list_folder(root, folder).partitions.values())
-    if not found:
+    partitions = list(list_folder(root, folder).partitions.values())
+    if not partitions:
         raise MissingPathError(path=uri, expected="a partition's folder with a log", found="none")
-    plan = archived_plan(found[0], root)
+    plan = archived_plan(partitions[0], root)
     return open_whole(replace(plan, traces=None) if gaps == "accept" else plan)

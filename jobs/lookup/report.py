@@ -39,21 +39,21 @@ class Answered(TypedDict):
 
 @dataclass(frozen=True)
 class Looked:
-    """Answers of one partition; a row of `found.answers` for each query."""
+    """Answers of one partition; a row of `lookup.answers` for each query."""
 
     facts: ClassVar[str] = (
-        "topic=found.topic partition=found.partition log_start_offset=found.log_start_offset "
-        "log_end_offset=found.log_end_offset answers problem=found.problem"
+        "topic=lookup.topic partition=lookup.partition log_start_offset=lookup.log_start_offset "
+        "log_end_offset=lookup.log_end_offset answers problem=lookup.problem"
     )
-    found: Lookup
+    lookup: Lookup
     queries: list[Query]
 
     @property
     def answers(self) -> list[Answered]:
         """Each query, then its answer."""
         out = []
-        for query, answer in zip(self.queries, self.found.answers.to_pylist(), strict=True):
-            asked: dict[str, Any] = {"topic": self.found.topic, "partition": self.found.partition}
+        for query, answer in zip(self.queries, self.lookup.answers.to_pylist(), strict=True):
+            asked: dict[str, Any] = {"topic": self.lookup.topic, "partition": self.lookup.partition}
             asked |= {"offset": query.offset} if query.offset is not None else {"time": query.text}
             out.append(asked | answer)
         return out
@@ -93,13 +93,13 @@ class LookupReport(JobReport):
     @property
     def problems(self) -> list[Any]:
         """Folders that cannot be listed, and partitions whose files are bad; an offset out of range is an answer."""
-        return self.other_problems + [p.found.problem for p in self.partitions if p.found.problem is not None]
+        return self.other_problems + [p.lookup.problem for p in self.partitions if p.lookup.problem is not None]
 
     def _lines(self) -> Iterable[str]:
         for p in self.partitions:
             if any(row["status"] == "out_of_range" for row in p.answers):
-                offsets = f"{p.found.log_start_offset:,} to {p.found.log_end_offset:,}"
-                yield f"out of range: {p.found.topic}-{p.found.partition} has {offsets}"
+                offsets = f"{p.lookup.log_start_offset:,} to {p.lookup.log_end_offset:,}"
+                yield f"out of range: {p.lookup.topic}-{p.lookup.partition} has {offsets}"
 
 
 def _batch(first: int | None, last: int | None) -> str:

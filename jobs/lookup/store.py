@@ -30,20 +30,20 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     current = tables.checkpoints()
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
     wanted = select_topics(options.topics, current)
-    found = wanted if options.generation is None else readable_at(store, wanted, options.generation)
+    checkpoints_by_key = wanted if options.generation is None else readable_at(store, wanted, options.generation)
     notes += [
         f"{topic}-{partition}: it has no generation {options.generation}; left out"
         for topic, partition in wanted
-        if (topic, partition) not in found
+        if (topic, partition) not in checkpoints_by_key
     ]
-    if not found and options.generation is not None:
+    if not checkpoints_by_key and options.generation is not None:
         raise nobody_has(options.generation)
-    generations = [one for _, one in sorted(found.items())]
+    generations = [checkpoint for _, checkpoint in sorted(checkpoints_by_key.items())]
     manifests = load_manifests(tables, generations)
     plans = []
-    for one in generations:
-        folder = one.folder
-        archive_uri = normal_uri(one.archive_uri)
+    for checkpoint in generations:
+        folder = checkpoint.folder
+        archive_uri = normal_uri(checkpoint.archive_uri)
         segments = tuple(
             replace(
                 s,
@@ -52,20 +52,30 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
                 time_index=f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}",
                 side_root=store_uri,
             )
-            for s in manifests[one.key]
+            for s in manifests[checkpoint.key]
         )
-        files = file_names(store, one)
+        files = file_names(store, checkpoint)
         if not files:
-            notes.append(f"{store_uri}/{folder}: vacuum has deleted generation {one.generation}; left out")
+            notes.append(f"{store_uri}/{folder}: vacuum has deleted generation {checkpoint.generation}; left out")
             continue
-        located = tuple((offset, store_uri, path) for offset, path in snapshots(one, files))
+        located = tuple((offset, store_uri, path) for offset, path in snapshots(checkpoint, files))
         epochs = f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}"
-        known: tuple[checkpoints.EpochEntry, ...] = ()
+        epochs_known: tuple[checkpoints.EpochEntry, ...] = ()
         try:
-            known = tuple(checkpoints.read_leader_epochs(read_file(store, epochs), epochs))
+            epochs_known = tuple(checkpoints.read_leader_epochs(read_file(store, epochs), epochs))
         except FileNotFoundError:
             pass
         except LogFormatError as error:
             notes.append(f"{error}; leader epochs unknown")
-        plans.append(LookupPlan(*one.key, archive_uri, segments, one.log_start_offset, one.next_offset, known, located))
+        plans.append(
+            LookupPlan(
+                *checkpoint.key,
+                archive_uri,
+                segments,
+                checkpoint.log_start_offset,
+                checkpoint.next_offset,
+                epochs_known,
+                located,
+            )
+        )
     return plans

@@ -110,12 +110,12 @@ def not_shown(configs: ClusterConfigs) -> list[str]:
     return sorted(SYNONYMS.keys() - known)
 
 
-def _are_same(name: str, one: str | None, other: str | None) -> bool:
+def _are_same(name: str, text: str | None, other: str | None) -> bool:
     """Return whether two texts of a setting are one value: brokers show some of them in another form."""
-    if one is None or other is None:
+    if text is None or other is None:
         return False
     setting = SETTING_OF[name]
-    return _typed(setting, one, 1, name) == _typed(setting, other, 1, name)
+    return _typed(setting, text, 1, name) == _typed(setting, other, 1, name)
 
 
 def _value(configs: ClusterConfigs, topic: str, setting: str) -> Value:
@@ -124,13 +124,13 @@ def _value(configs: ClusterConfigs, topic: str, setting: str) -> Value:
 
 
 def _broker_value(configs: ClusterConfigs, topic: str, setting: str) -> Value:
-    found: dict[Value, list[str]] = {}
+    sources_by_value: dict[Value, list[str]] = {}
     for who, value in _stated(configs, topic, setting):
-        found.setdefault(value, []).append(who)
-    if len(found) > 1:
-        said = "; ".join(f"{value} ({', '.join(who)})" for value, who in found.items())
+        sources_by_value.setdefault(value, []).append(who)
+    if len(sources_by_value) > 1:
+        said = "; ".join(f"{value} ({', '.join(who)})" for value, who in sources_by_value.items())
         raise BROKERS_DISAGREE(setting=setting, topic=topic, found=said)
-    return next(iter(found), KAFKA_DEFAULTS[setting])
+    return next(iter(sources_by_value), KAFKA_DEFAULTS[setting])
 
 
 def _stated(configs: ClusterConfigs, topic: str, setting: str) -> Iterator[tuple[str, Value]]:

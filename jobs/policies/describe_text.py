@@ -123,9 +123,9 @@ def _expected(form: str) -> str:
 
 
 def _entry(name: str, value: str, text: str, path: str, number: int) -> ConfigEntry:
-    found = list(_SYNONYM.finditer(text))
-    if text and (not found or found[0].start()):
+    matches = list(_SYNONYM.finditer(text))
+    if text and (not matches or matches[0].start()):
         raise BAD_DESCRIPTION(path=path, position=number, expected="synonyms={LAYER:NAME=VALUE, ...}", found=repr(text))
-    ends = [*(one.start() for one in found[1:]), len(text)][: len(found)]
-    synonyms = tuple((one["layer"], one["name"], text[one.end() : end]) for one, end in zip(found, ends, strict=True))
+    ends = [*(one.start() for one in matches[1:]), len(text)][: len(matches)]
+    synonyms = tuple((one["layer"], one["name"], text[one.end() : end]) for one, end in zip(matches, ends, strict=True))
     return ConfigEntry(name, None if value == _NULL else value, synonyms)

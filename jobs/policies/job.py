@@ -64,7 +64,7 @@ class PoliciesReport(JobReport):
 
     job = "policies"
     done = "{policies:topic} in {output}"
-    facts = "output sources made_ms=_made.time_ms made_offset=_made.offset topics=_topics"
+    facts = "output sources made_ms=_state_facts.time_ms made_offset=_state_facts.offset topics=_topics"
 
     made: ClusterState = field(default_factory=ClusterState)
     sources: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class PoliciesReport(JobReport):
     text: str = ""
 
     @property
-    def _made(self) -> dict[str, int | None]:
+    def _state_facts(self) -> dict[str, int | None]:
         return {name: None if value < 0 else value for name, value in vars(self.made).items()}
 
     @property
@@ -101,7 +101,7 @@ def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:
     progress.doing("reading settings")
     sources = (*options.sources, *filter(None, [options.bootstrap_server]))
     try:
-        configs, made = _read(options)
+        configs, cluster_state = _read(options)
     except LogFormatError as error:
         raise DAMAGED_METADATA(message=str(error)) from error
     if not configs.topics:
@@ -110,10 +110,10 @@ def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:
         raise DAMAGED_METADATA(message=f"{', '.join(sources)}: {odd[0]!r} is no name of a topic")
     check_topics(options.topics, configs.topics, ", ".join(sources))
     topics = [topic for topic in configs.topics if options.topics.takes(topic)]
-    report = PoliciesReport(made=made, sources=sources, output=options.output)
+    report = PoliciesReport(made=cluster_state, sources=sources, output=options.output)
     report.policies = {topic: policy(configs, topic, retention=options.retention) for topic in topics}
     report.notes += [*configs.notes, *_notes(configs)]
-    report.text = policies_text(report.policies, made, sources, report.notes)
+    report.text = policies_text(report.policies, cluster_state, sources, report.notes)
     progress.doing("")
     if output is not None:
         with whole_file(output, POLICIES, "--output") as file:
@@ -133,12 +133,12 @@ def _read(options: PoliciesOptions) -> tuple[ClusterConfigs, ClusterState]:
         info = filesystem.get_file_info(path)
         if info.type == pafs.FileType.NotFound:
             raise MissingPathError(path=source, expected="a file, or a folder of __cluster_metadata", found="nothing")
-        found = list_metadata(filesystem, path) if info.type == pafs.FileType.Directory else []
-        if info.type == pafs.FileType.Directory and not found:
+        logs = list_metadata(filesystem, path) if info.type == pafs.FileType.Directory else []
+        if info.type == pafs.FileType.Directory and not logs:
             raise MissingPathError(path=source, expected=f"snapshots or segments, in it or in {FOLDER}", found="none")
         single = metadata_file(filesystem, path) if info.type == pafs.FileType.File else None
-        if found or single is not None:
-            metadata += found or filter(None, [single])
+        if logs or single is not None:
+            metadata += logs or filter(None, [single])
             continue
         text = read_given(source, _EXPECTED)
         if is_described(text):
@@ -158,10 +158,10 @@ def _read(options: PoliciesOptions) -> tuple[ClusterConfigs, ClusterState]:
 
 
 def _properties(text: str, path: str) -> dict[str, str]:
-    found = parse_properties(text, path)
-    if not _OF_BROKERS & set(found):
+    settings = parse_properties(text, path)
+    if not _OF_BROKERS & set(settings):
         raise CONFIG_FILE(path=path, expected=_EXPECTED, found="another text")
-    return found
+    return settings
 
 
 def _add_metadata(files: Sequence[MetadataFile], configs: ClusterConfigs) -> tuple[int, int]:
@@ -182,23 +182,25 @@ def _add_metadata(files: Sequence[MetadataFile], configs: ClusterConfigs) -> tup
 
 def _add_static(properties: Mapping[str, dict[str, str]], configs: ClusterConfigs) -> None:
     """Add the files of brokers: a single one counts for all brokers, several each for the broker that it names."""
-    of_brokers = {path: found for path, found in properties.items() if found.get("process.roles") != "controller"}
+    of_brokers = {
+        path: settings for path, settings in properties.items() if settings.get("process.roles") != "controller"
+    }
     configs.notes += [f"{path}: of a controller alone; it has no effect" for path in properties.keys() - of_brokers]
     if len(of_brokers) == 1 and configs.brokers:
-        [(path, found)] = of_brokers.items()
+        [(path, settings)] = of_brokers.items()
         for broker in configs.brokers.values():
-            _set_static(broker, found)
+            _set_static(broker, settings)
         if len(configs.brokers) > 1:
             configs.notes.append(f"{path} counts for all {len(configs.brokers)} brokers")
         return
-    known = bool(configs.brokers)
-    for path, found in sorted(of_brokers.items()):
-        name = next((found[name] for name in _IDS if name in found), "0")
-        if known and name not in configs.brokers:
+    brokers_are_known = bool(configs.brokers)
+    for path, settings in sorted(of_brokers.items()):
+        name = next((settings[name] for name in _IDS if name in settings), "0")
+        if brokers_are_known and name not in configs.brokers:
             raise POLICY_SOURCES(
                 path=path, expected=f"one of the brokers {', '.join(sorted(configs.brokers))}", found=name
             )
-        _set_static(configs.broker(name), found)
+        _set_static(configs.broker(name), settings)
     lacking = sorted(name for name, broker in configs.brokers.items() if not broker.complete)
     if of_brokers and lacking:
         raise UsageError(

@@ -63,8 +63,8 @@ def _described(client: Any, cluster: Any, kind: Any, names: list[str]) -> Iterat
         yield resource.name, [_entry(client, one) for one in settings.values()]
 
 
-def _entry(client: Any, one: Any) -> ConfigEntry:
-    layer = client.ConfigSource(one.source).name
+def _entry(client: Any, entry: Any) -> ConfigEntry:
+    layer = client.ConfigSource(entry.source).name
     if layer == EVERY_LAYER:  # hidden where a broker has its own value, so it cannot stand for all brokers
         layer = BROKER_LAYER
-    return ConfigEntry(one.name, one.value, () if one.value is None else ((layer, one.name, one.value),))
+    return ConfigEntry(entry.name, entry.value, () if entry.value is None else ((layer, entry.name, entry.value),))

@@ -35,7 +35,7 @@ def policy(configs: ClusterConfigs, topic: str, *, retention: bool) -> TopicTabl
 
 
 def policies_text(
-    policies: Mapping[str, TopicTable], made: ClusterState, sources: Iterable[str], notes: Iterable[str]
+    policies: Mapping[str, TopicTable], cluster_state: ClusterState, sources: Iterable[str], notes: Iterable[str]
 ) -> str:
     """Return policies as TOML. Raise BAD_SETTING or its like if our own parser refuses it."""
     topics = "1 topic" if len(policies) == 1 else f"{len(policies)} topics"
@@ -45,11 +45,11 @@ def policies_text(
         "# Of a topic that is not here nothing is compacted, and nothing expires.",
         *(f"# note: {_comment(note)}" for note in notes),
     ]
-    if made.time_ms >= 0:
-        lines += ["", "[made]", f"time_ms = {made.time_ms}  # {_moment(made.time_ms)}"]
+    if cluster_state.time_ms >= 0:
+        lines += ["", "[made]", f"time_ms = {cluster_state.time_ms}  # {_moment(cluster_state.time_ms)}"]
         lines += (
-            [f"offset = {made.offset}  # of __cluster_metadata: the first that is not in it"]
-            if made.offset >= 0
+            [f"offset = {cluster_state.offset}  # of __cluster_metadata: the first that is not in it"]
+            if cluster_state.offset >= 0
             else []
         )
     for topic, of in sorted(policies.items()):

@@ -134,18 +134,18 @@ def _reindex(
     folds: list[Future[ReindexedPartition]] = []
     try:
         with (
-            workers(engine, n_bytes, options.config, report, progress) as made,
+            workers(engine, n_bytes, options.config, report, progress) as engine_workers,
             ThreadPoolExecutor(_FOLDS) as pool,
         ):
             for wave in _waves(planned):
                 tasks = [task for p in wave for task in p.tasks]
                 watcher = CountedBytes(progress, [*map(_size, tasks)])
-                results = iter(made.run(reindex_segments, tasks, "reindex: segments", watcher))
+                results = iter(engine_workers.run(reindex_segments, tasks, "reindex: segments", watcher))
                 for p in wave:
                     outcomes = [outcome for _ in p.tasks for outcome in next(results)]
                     folds.append(pool.submit(_finish, target, p, outcomes, options.config))
                 report.partitions = [await_result(fold) for fold in folds]
-            made.count(
+            engine_workers.count(
                 bytes_read=sum(p.bytes_read for p in report.partitions),
                 bytes_written=sum(p.bytes_written for p in report.partitions),
             )

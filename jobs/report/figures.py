@@ -184,11 +184,11 @@ def _bars_by_run(
     return plots.horizontal_bars(name, title, labels, series, shown, says=says, label="run (UTC)", stacked=False)
 
 
-def yields(made: Yields) -> list[Plot]:
+def yields(figures: Yields) -> list[Plot]:
     """Plot what the last runs expected to drop from the segments that they rewrote, what they dropped, and their I/O;
     none without a run by yield.
     """
-    runs = made.by_run()[-_RUNS:]
+    runs = figures.by_run()[-_RUNS:]
     if not runs:
         return []
     now_ms = [of[0].now_ms for of in runs]
@@ -214,9 +214,9 @@ def yields(made: Yields) -> list[Plot]:
     ]
 
 
-def segments_by_age(name: str, made: Yields, topic: str) -> Plot | None:
+def segments_by_age(name: str, figures: Yields, topic: str) -> Plot | None:
     """Plot the records of a topic's segments, the oldest of each partition first; None without a run by yield."""
-    of_topic = [(key[1], row) for key, row in made.segments if key[0] == topic]
+    of_topic = [(key[1], row) for key, row in figures.segments if key[0] == topic]
     rows = [row for _, row in of_topic]
     if not rows:
         return None

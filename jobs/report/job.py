@@ -112,24 +112,24 @@ def _begin(options: ReportOptions, partition: int | None = None) -> _Begun:
 
 def _profile(begun: Sequence[_Begun], options: ReportOptions, whole: ArchiveReport, progress: Progress) -> None:
     """Profile the partitions of all archives, each into its report. whole: the report that says who worked."""
-    known = set().union(*(one.topics for one in begun))
+    known = set().union(*(part.topics for part in begun))
     check_topics(options.topics, known, whole.archive)
     whole.notes += unmatched_tables(options.config.topics, known, options.config.path)
-    plans = [list(plan_profiles(one, options)) for one in begun]
+    plans = [list(plan_profiles(part, options)) for part in begun]
     together = [plan for of in plans for plan in of]
     at = time.perf_counter()
     sizes = [sum(s.size_bytes for s in p.plan.input.segments) for p in together]
     progress.start("report", sum(sizes), BYTES)
-    made = iter(
+    profiles_left = iter(
         each(profile_partition, together, "report: partitions", options, whole, progress, sizes=sizes, passes=2)
     )
     progress.close()
-    for one, of in zip(begun, plans, strict=True):
-        profiles = list(islice(made, len(of)))
+    for part, of in zip(begun, plans, strict=True):
+        profiles = list(islice(profiles_left, len(of)))
         if options.hide_keys:
             profiles = [replace(p, hot_keys=tuple(replace(key, text=None) for key in p.hot_keys)) for p in profiles]
-        one.report.profiles = sorted(profiles, key=lambda p: (p.topic, p.partition))
-        one.report.notes += [f"{p.name()}: {note}" for p in one.report.profiles for note in p.notes]
+        part.report.profiles = sorted(profiles, key=lambda p: (p.topic, p.partition))
+        part.report.notes += [f"{p.name()}: {note}" for p in part.report.profiles for note in p.notes]
     whole.seconds["profile"] = time.perf_counter() - at
 
 

@@ -87,14 +87,16 @@ def _n_shared(parts: Sequence[Sequence[str]]) -> int:
 
 def match_stores(archives: Sequence[str], stores: Sequence[str]) -> dict[str, str]:
     """Return the store of each archive that has one of these. UsageError: one serves none of them, or two serve one."""
-    found: dict[str, str] = {}
+    store_by_archive: dict[str, str] = {}
     for store in stores:
         served = sorted({c.archive_uri for c in open_store(store).checkpoints().values()})
         mine = [archive for archive in archives if any(is_same(uri, archive) for uri in served)]
         if not mine:
             serves = f"serves the archive {served[0]}" if served else "holds no generation"
             raise UsageError(message=f"{store}: this store {serves}; expected one of {', '.join(archives)}")
-        if mine[0] in found:
-            raise UsageError(message=f"--store: {found[mine[0]]} and {store} both serve {mine[0]}; leave one out")
-        found[mine[0]] = store
-    return found
+        if mine[0] in store_by_archive:
+            raise UsageError(
+                message=f"--store: {store_by_archive[mine[0]]} and {store} both serve {mine[0]}; leave one out"
+            )
+        store_by_archive[mine[0]] = store
+    return store_by_archive

@@ -29,11 +29,11 @@ def checked_output(
         raise UsageError(message=f"--output: expected a file to write to, found the folder {output}")
     check_file("--output", output, kind, archives, stores)
     if root.is_local:
-        there = Path(output)
-        while not there.exists() and there != there.parent:
-            there = there.parent
-        if not os.access(there, os.W_OK) or (str(there) != output and not there.is_dir()):
-            raise _unwritable(output, f"that {there} is not {'a folder' if there.is_file() else 'writable'}")
+        folder = Path(output)
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        if not os.access(folder, os.W_OK) or (str(folder) != output and not folder.is_dir()):
+            raise _unwritable(output, f"that {folder} is not {'a folder' if folder.is_file() else 'writable'}")
     return output
 
 

@@ -76,11 +76,11 @@ def collect_yields(
     """
     runs = {(key, r.generation_after, r.run_id): r for key, of in history.items() for r in of if not r.back_to}
     scheduled = {at for at, r in runs.items() if json.loads(r.settings or "{}").get("compaction_schedule") == "yield"}
-    made = {}
+    yields_by_run = {}
     for at, rows in state.read_segments(runs).items():
         rewritten = [row for row in rows if row.cleaned and row.expected_dead >= 0]
         kept = [row for row in rows if not row.cleaned and row.deduplicated_through >= 0]
-        made[at] = GenerationYield(
+        yields_by_run[at] = GenerationYield(
             *at[0],
             at[1],
             at[2],
@@ -92,9 +92,14 @@ def collect_yields(
             runs[at].bytes_read,
             runs[at].bytes_written,
         )
-    by_yield = {at[0] for at, one in made.items() if at in scheduled and (one.rewritten or one.kept)}
+    by_yield = {at[0] for at, one in yields_by_run.items() if at in scheduled and (one.rewritten or one.kept)}
     return Yields(
-        tuple(sorted((one for at, one in made.items() if at[0] in by_yield), key=lambda one: (one.now_ms, one.run_id))),
+        tuple(
+            sorted(
+                (one for at, one in yields_by_run.items() if at[0] in by_yield),
+                key=lambda one: (one.now_ms, one.run_id),
+            )
+        ),
         tuple(
             (key, row)
             for key in sorted(by_yield & manifests.keys())

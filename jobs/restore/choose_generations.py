@@ -29,16 +29,16 @@ def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[C
     current = _current(tables, topics)
     if generation is None or all(row.generation == generation for row in current.values()):
         return [row for _, row in sorted(current.items())]
-    found = readable_at(tables.root, current, generation)
+    readable = readable_at(tables.root, current, generation)
     for key, row in sorted(current.items()):
-        if key not in found:
+        if key not in readable:
             raise NO_GENERATION(
                 partition=names.partition_folder(*key),
                 found=generation,
                 reason="never committed" if generation > row.generation else "its files are gone",
                 expected=_listed(_still_there(tables.root, row)),
             )
-    return [row for _, row in sorted(found.items())]
+    return [row for _, row in sorted(readable.items())]
 
 
 def _current(tables: State, topics: TopicFilter) -> dict[Key, Checkpoint]:
@@ -149,7 +149,7 @@ def check_files(
     missing: list[str] = []
     for target in targets:
         here = sizes_in(store, target.folder)
-        gone = absent(
+        absent_files = absent(
             store,
             [
                 (path, size)
@@ -157,16 +157,16 @@ def check_files(
                 if here.get(path.removeprefix(f"{target.folder}/"), -1) < size  # others lie in older folders
             ],
         )
-        gone += [f"{target.folder}/{name}" for name in _absent_beside(here, manifests[target.key])]
-        if gone:
+        absent_files += [f"{target.folder}/{name}" for name in _absent_beside(here, manifests[target.key])]
+        if absent_files:
             row = tables.checkpoints()[target.key]
             if row.run_id == target.run_id:  # this is the current generation: its files must be there
-                missing += [f"{store.uri}/{path}" for path in gone]
+                missing += [f"{store.uri}/{path}" for path in absent_files]
                 continue
             raise NO_GENERATION(
                 partition=target.name,
                 found=target.generation,
-                reason=f"its files are gone ({gone[0]})",
+                reason=f"its files are gone ({absent_files[0]})",
                 expected=_listed(_still_there(store, row)),
             )
         written = side_checksums(s.side_files for s in manifests[target.key])

@@ -76,9 +76,9 @@ def _with_settings_of_runs(config: Config, tables: State, topics: Collection[str
 
 
 def _parse_settings(run: RunRow) -> dict[str, Any]:
-    known: dict[str, Any] = json.loads(run.settings)
-    expires = known["retention_ms"] >= 0 or known["retention_bytes"] >= 0
-    policy = ("compact",) * known["compacts"] + ("delete",) * expires
-    return {name: value for name, value in known.items() if name in TopicSettings.__dataclass_fields__} | {
+    settings: dict[str, Any] = json.loads(run.settings)
+    expires = settings["retention_ms"] >= 0 or settings["retention_bytes"] >= 0
+    policy = ("compact",) * settings["compacts"] + ("delete",) * expires
+    return {name: value for name, value in settings.items() if name in TopicSettings.__dataclass_fields__} | {
         "cleanup_policy": policy
     }

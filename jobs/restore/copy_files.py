@@ -89,23 +89,23 @@ def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum
     shown = f"{source.uri}/{path}"
     reflinked = source.is_local and target.is_local and _reflink(source, path, target.full(to), size)
     if reflinked:
-        found = compute_checksum(target, to, size)
+        checksum_read = compute_checksum(target, to, size)
     else:
         with (
             open_file(source, path) as read,
             paid(target.filesystem.open_output_stream(target.full(to), compression=None)) as write,
         ):
-            found = left = 0
+            checksum_read = left = 0
             left = size
             while left:
                 data = read.read(min(left, _CHUNK_BYTES))
                 if not data:
                     raise MISSING_FILE(path=shown, expected=f"{size} bytes", found=f"{size - left}")
-                found = google_crc32c.extend(found, data)
+                checksum_read = google_crc32c.extend(checksum_read, data)
                 spend(len(data))
                 write.write(data)
                 left -= len(data)
-    check_checksum(shown, size, checksum, found)
+    check_checksum(shown, size, checksum, checksum_read)
     return reflinked
 
 
@@ -119,7 +119,7 @@ def check_checksum(shown: str, size: int, expected: int, found: int) -> None:
 
 def copy_small(source: Root, path: str, target: Root, to: str, checksum: int | None = None) -> int:
     """Copy a whole side file, check its CRC-32C if one is known, and return its size in bytes."""
-    size = found = 0
+    size = checksum_read = 0
     with (
         open_file(source, path) as read,
         paid(target.filesystem.open_output_stream(target.full(to), compression=None)) as write,
@@ -128,10 +128,12 @@ def copy_small(source: Root, path: str, target: Root, to: str, checksum: int | N
             spend(len(data))
             write.write(data)
             size += len(data)
-            found = google_crc32c.extend(found, data)
-    if checksum not in (None, found):
+            checksum_read = google_crc32c.extend(checksum_read, data)
+    if checksum not in (None, checksum_read):
         raise MISSING_SIDE_FILE(
-            path=f"{source.uri}/{path}", expected=f"CRC-32C {checksum:#010x}, as it was written", found=f"{found:#010x}"
+            path=f"{source.uri}/{path}",
+            expected=f"CRC-32C {checksum:#010x}, as it was written",
+            found=f"{checksum_read:#010x}",
         )
     return size
 
@@ -157,13 +159,13 @@ def _reflink(source: Root, path: str, target: str, size: int) -> bool:
 
 def compute_checksum(root: Root, path: str, size: int) -> int:
     """Return the CRC-32C of the first `size` bytes of a file, or of all that it has."""
-    found = 0
+    checksum = 0
     with open_file(root, path) as read:
         while size:
             data = read.read(min(size, _CHUNK_BYTES))
             if not data:
                 break
-            found = google_crc32c.extend(found, data)
+            checksum = google_crc32c.extend(checksum, data)
             spend(len(data))
             size -= len(data)
-    return int(found)
+    return int(checksum)

@@ -132,57 +132,57 @@ def _targets(tables: State, options: RestoreOptions, notes: list[str]) -> list[C
 def _restore(plan: RestorePlan, output: Root, config: Config, progress: Progress) -> list[RestoredPartition]:
     """Write the whole log directory. If that fails, or is interrupted, remove what was written."""
     progress.start("restore", sum(s.size_bytes for rows in plan.manifests.values() for s in rows), "B")
-    made = CreatedFiles(output)
+    created = CreatedFiles(output)
     try:
-        made.folder("")
+        created.folder("")
         with locked([Path(output.base)]) if output.is_local else nullcontext():
             check_empty(output)  # again: planning takes a while, and a failed run removes files by their names
             with limited(config.job.max_bytes_per_second), ThreadPoolExecutor(_THREADS) as pool:
                 jobs = [
-                    pool.submit(_restore_partition, t, plan, made, convert_settings(config, t.topic, 2), progress)
+                    pool.submit(_restore_partition, t, plan, created, convert_settings(config, t.topic, 2), progress)
                     for t in plan.targets
                 ]
                 try:
                     partitions = [await_result(job) for job in jobs]
                 except BaseException:
-                    made.given_up = True  # each thread finishes the file that it copies
+                    created.given_up = True  # each thread finishes the file that it copies
                     pool.shutdown(cancel_futures=True)
                     raise
-            _write_checkpoints(made, plan)
+            _write_checkpoints(created, plan)
     except BaseException as error:  # interrupted as well: half a log directory must not look like one
-        _take_back(made, error)
+        _take_back(created, error)
         if (known := _known_failure(error, output, plan.store)) is None:
             raise
         raise known from error
     return partitions
 
 
-def _take_back(made: CreatedFiles, error: BaseException) -> None:
+def _take_back(created: CreatedFiles, error: BaseException) -> None:
     """Remove what a run wrote that failed with this error, and add to the error what is left."""
     try:
-        left = made.take_back()
+        left = created.take_back()
     except BaseException as again:
-        again.add_note(f"{made.root.uri} still holds part of the output: remove it, and run again")
+        again.add_note(f"{created.root.uri} still holds part of the output: remove it, and run again")
         raise
     if left:
-        error.add_note(f"left in {made.root.uri}: {abbreviate_paths(left)}")
+        error.add_note(f"left in {created.root.uri}: {abbreviate_paths(left)}")
     if not isinstance(error, Exception):
         error.add_note("this run removed what it wrote; run again")
 
 
 def _known_failure(error: BaseException, output: Root, store: Root) -> JobError | None:
     """Return the error that tells users of a full disk or of files that are gone, with its notes; None: another one."""
-    known: JobError
+    job_error: JobError
     if is_full(error):
-        known = RESTORE_FULL(path=output.uri, found="disk full")
+        job_error = RESTORE_FULL(path=output.uri, found="disk full")
     elif isinstance(error, FileNotFoundError):  # such as an older generation's, by a vacuum
         expected = "the files that it held when this run began"
-        known = ConflictError(path=store.uri, expected=expected, found=in_one_line(str(error)))
+        job_error = ConflictError(path=store.uri, expected=expected, found=in_one_line(str(error)))
     else:
         return None
     for note in getattr(error, "__notes__", ()):
-        known.add_note(note)
-    return known
+        job_error.add_note(note)
+    return job_error
 
 
 def convert_settings(config: Config, topic: str, magic: Literal[2, 3]) -> ConvertSettings:
@@ -207,7 +207,7 @@ def _archives(options: RestoreOptions, targets: Sequence[Checkpoint]) -> dict[st
 
 
 def _restore_partition(
-    target: Checkpoint, plan: RestorePlan, made: CreatedFiles, formats: ConvertSettings, progress: Progress
+    target: Checkpoint, plan: RestorePlan, created: CreatedFiles, formats: ConvertSettings, progress: Progress
 ) -> RestoredPartition:
     """Copy a generation's files. A broker reads magic 2 alone, so a log with batches of magic 3 becomes another one."""
     segments = plan.manifests[target.key]
@@ -223,14 +223,14 @@ def _restore_partition(
         cleaned_bytes=sum(s.size_bytes for s in cleaned),
         cleaned_again_bytes=sum(s.size_bytes for s in cleaned if s.next_offset > until),
     )
-    output = made.folder(target.name)
+    output = created.folder(target.name)
     indexes: dict[int, dict[str, bytes]] = {}  # of segments that a broker could not read: base -> kind -> bytes
     mtimes = {s.base_offset: s.mtime_ms for s in segments}
     sizes: dict[int, int] = {}
     with timed(target.name):
         for segment in segments:
             source = plan.store if segment.root == "store" else plan.archives[target.archive_uri]
-            to = made.file(f"{target.name}/{names.segment_file(segment.base_offset, names.LOG)}")
+            to = created.file(f"{target.name}/{names.segment_file(segment.base_offset, names.LOG)}")
             reflinked, converted = _restore_log(source, segment, output, to, formats)
             if converted is not None:
                 files = {names.INDEX: converted.offset_index, names.TIME_INDEX: converted.time_index}
@@ -247,7 +247,7 @@ def _restore_partition(
     for name in plan.side_files[target.key]:
         if name == names.PARTITION_METADATA and target.topic in plan.topic_ids:
             continue  # of another cluster
-        to = made.file(f"{target.name}/{name}")
+        to = created.file(f"{target.name}/{name}")
         file = names.parse_segment_file(name)
         rebuilt = indexes.get(file.base, {}).get(file.kind) if file is not None else None
         if rebuilt is None:
@@ -256,20 +256,20 @@ def _restore_partition(
             write_file(output, to, rebuilt)
             out.bytes += len(rebuilt)
         finish(output, to, mtimes.get(file.base) if file is not None and file.kind != names.SNAPSHOT else None)
-    _add_topic_id(out, plan, output, made)
+    _add_topic_id(out, plan, output, created)
     finish(output, target.name, None)
     _add_ends(out, sizes, output, target.name, formats.max_batch_bytes)
     return out
 
 
-def _add_topic_id(out: RestoredPartition, plan: RestorePlan, output: Root, made: CreatedFiles) -> None:
+def _add_topic_id(out: RestoredPartition, plan: RestorePlan, output: Root, created: CreatedFiles) -> None:
     """Write the topic id that is given, and add to the result which id the output has."""
     path = f"{out.topic}-{out.partition}/{names.PARTITION_METADATA}"
     given = plan.topic_ids.get(out.topic)
     out.is_beyond_topic = is_beyond_topic(given, out.partition)
     if given is not None:
         out.topic_id, out.topic_id_is_given = format_uuid(given.topic_id), True
-        write_file(output, made.file(path), write_partition_metadata(given.topic_id))
+        write_file(output, created.file(path), write_partition_metadata(given.topic_id))
         finish(output, path, None)
     elif names.PARTITION_METADATA in plan.side_files[out.topic, out.partition]:
         out.topic_id = format_uuid(read_partition_metadata(read_file(output, path), f"{output.uri}/{path}"))
@@ -319,7 +319,7 @@ def _holds_magic_3(segment: Segment) -> bool | None:
 def _in_magic_2(source: Root, segment: Segment, output: Root, to: str, formats: ConvertSettings) -> ConvertedLog:
     shown, size_bytes = f"{source.uri}/{segment.path}", segment.size_bytes
     try:
-        one = convert_log(segment, source, output, to, formats)
+        converted = convert_log(segment, source, output, to, formats)
     except LogFormatError as error:
         check_checksum(shown, size_bytes, segment.checksum, compute_checksum(source, segment.path, size_bytes))
         raise OTHER_FORMAT(
@@ -328,8 +328,8 @@ def _in_magic_2(source: Root, segment: Segment, output: Root, to: str, formats: 
             expected=error.expected,
             found="; ".join(filter(None, (error.found, error.hint))),
         ) from error
-    check_checksum(shown, size_bytes, segment.checksum, one.source_checksum)
-    return one
+    check_checksum(shown, size_bytes, segment.checksum, converted.source_checksum)
+    return converted
 
 
 def encode_checkpoints(
@@ -352,13 +352,13 @@ def encode_checkpoints(
         yield name, write_offset_checkpoint(offsets)
 
 
-def _write_checkpoints(made: CreatedFiles, plan: RestorePlan) -> None:
+def _write_checkpoints(created: CreatedFiles, plan: RestorePlan) -> None:
     for name, data in encode_checkpoints(plan.targets, plan.manifests):
-        write_file(made.root, made.file(name), data)
+        write_file(created.root, created.file(name), data)
     # Last: with this file a broker trusts everything above; without it, it checks every segment itself.
-    write_file(made.root, made.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())
-    finish(made.root, "", None)
-    made.flush_names()
+    write_file(created.root, created.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())
+    finish(created.root, "", None)
+    created.flush_names()
 
 
 def _list_beyond(

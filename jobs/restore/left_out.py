@@ -25,13 +25,13 @@ def left_out(tables: State, topics: TopicFilter, archives: Mapping[str, Archive 
 
     archives: listings by URI; None: the archive cannot be read.
     """
-    known, states = tables.checkpoints(), select_topics(topics, tables.states())
-    topics_of_store = {topic for topic, _ in (*known, *states)}
+    checkpoints, states = tables.checkpoints(), select_topics(topics, tables.states())
+    topics_of_store = {topic for topic, _ in (*checkpoints, *states)}
     read = [archive for archive in archives.values() if archive is not None]
     folders = {one.key: one for archive in read for one in archive.without_segments if one.notes}
     folders |= {key: one for archive in read for key, one in archive.partitions.items()}
     wanted = folders.keys() if len(read) == len(archives) else folders.keys() | states.keys()
-    for key in sorted(wanted - known.keys()):
+    for key in sorted(wanted - checkpoints.keys()):
         if key[0] not in topics_of_store:
             continue
         archived, state, hint = folders.get(key), states.get(key), ""

@@ -50,15 +50,15 @@ def read_topic_ids(path: str | None, restored: Collection[str]) -> dict[str, Giv
     for number, line in enumerate(read_given(path, _KIND).splitlines(), 1):
         if not line.strip() or line.lstrip()[0] in "#!" or _PARTITION.match(line):
             continue
-        found = _DESCRIBED.match(f"{line} ") or _PROPERTY.fullmatch(line)
-        if found is None or not is_topic(found["topic"]):
+        match = _DESCRIBED.match(f"{line} ") or _PROPERTY.fullmatch(line)
+        if match is None or not is_topic(match["topic"]):
             raise BAD_TOPIC_IDS(path=path, position=number, expected=_KIND, found=repr(line))
-        topic, count = found["topic"], found.groupdict().get("partitions")
-        one = GivenTopic(_id(found["id"], path, number), None if count is None else int(count))
-        if topic in given and given[topic].topic_id != one.topic_id:
+        topic, count = match["topic"], match.groupdict().get("partitions")
+        given_topic = GivenTopic(_id(match["id"], path, number), None if count is None else int(count))
+        if topic in given and given[topic].topic_id != given_topic.topic_id:
             raise BAD_TOPIC_IDS(path=path, position=number, expected=f"one id of topic {topic}", found="another one")
         if count is not None or topic not in given:
-            given[topic] = one
+            given[topic] = given_topic
     if restored and not given.keys() & set(restored):
         raise BAD_TOPIC_IDS(path=path, position=1, expected="topics that are restored", found="none of them")
     return given
@@ -66,12 +66,12 @@ def read_topic_ids(path: str | None, restored: Collection[str]) -> dict[str, Giv
 
 def _id(text: str, path: str, number: int) -> UUID:
     try:
-        found = parse_uuid(text, path)
+        topic_id = parse_uuid(text, path)
     except LogFormatError as error:
         raise BAD_TOPIC_IDS(path=path, position=number, expected=error.expected, found=error.found) from None
-    if found in _RESERVED:
+    if topic_id in _RESERVED:
         raise BAD_TOPIC_IDS(path=path, position=number, expected="the id of a topic", found=f"{text}, of no topic")
-    return found
+    return topic_id
 
 
 def is_beyond_topic(given: GivenTopic | None, partition: int) -> bool:

@@ -68,26 +68,26 @@ def workers(engine: Engine, n_bytes: int, config: Config, report: WorkLog, progr
     start = _started_once(report, progress)
     cores = local_cores()
     if engine == "spark" or cores is None or (engine == "auto" and n_bytes > config.job.spark_from_bytes):
-        made: Workers = SparkTasks(start, config.job.max_bytes_per_second)
+        engine_workers: Workers = SparkTasks(start, config.job.max_bytes_per_second)
     else:
-        made = Threads(cores)
-    with _at_work(made, config, report):
-        yield made
+        engine_workers = Threads(cores)
+    with _at_work(engine_workers, config, report):
+        yield engine_workers
 
 
 @contextmanager
-def _at_work(made: Workers, config: Config, report: WorkLog) -> Iterator[None]:
+def _at_work(engine_workers: Workers, config: Config, report: WorkLog) -> Iterator[None]:
     """Limit what this process reads and writes, end the workers, and write into the report who worked."""
     try:
         with limited(config.job.max_bytes_per_second):
             yield
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM: else running tasks would go on
-            made.cancel([])
+            engine_workers.cancel([])
         raise
     finally:
-        made.close()
-        report.work = made.work()
+        engine_workers.close()
+        report.work = engine_workers.work()
 
 
 def each(
@@ -154,19 +154,19 @@ def local_cores() -> int | None:
 
 def _started_once(report: WorkLog, progress: Progress, *, brief: bool = True, tables: Sequence[str] = ()) -> StartSpark:
     """Return a function that starts Spark at its first call, whichever thread calls it."""
-    made: list[SparkSession] = []
+    sessions: list[SparkSession] = []
     starting = threading.Lock()
 
     def start() -> SparkSession:
         with starting:
-            if not made:
+            if not sessions:
                 from lastkey.jobs.spark import session  # noqa: PLC0415 - threads need no pyspark
 
                 at = time.perf_counter()
                 progress.doing("starting Spark")
-                made.append(session.start(brief=brief, tables=tables))
+                sessions.append(session.start(brief=brief, tables=tables))
                 progress.doing("")
                 report.seconds["session"] = time.perf_counter() - at
-            return made[0]
+            return sessions[0]
 
     return start

@@ -45,11 +45,11 @@ def path_of_workers(user: UserOptions) -> dict[str, str]:
     """Return the PYTHONPATH by which Python workers on this machine find Lastkey where this process did: a program may
     have put a checkout on `sys.path` alone. Installed packages need none, and must not come before Python's own.
     """
-    known = os.environ.get("PYTHONPATH", "")
-    found = (*site.getsitepackages(), site.getusersitepackages(), *filter(None, known.split(os.pathsep)))
+    python_path = os.environ.get("PYTHONPATH", "")
+    found = (*site.getsitepackages(), site.getusersitepackages(), *filter(None, python_path.split(os.pathsep)))
     if not is_local(user) or HOME in map(Path.resolve, map(Path, found)):
         return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (known, str(HOME))))}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (python_path, str(HOME))))}
 
 
 def settings_for(user: UserOptions, java: Path, *, brief: bool = True, tables: Iterable[str] = ()) -> dict[str, str]:
@@ -96,22 +96,22 @@ def executors_python(user: UserOptions) -> str | None:
 def find_java() -> Path:
     """Return the java that Spark will take. NO_JAVA if there is none, or it is older than 17."""
     home = os.environ.get("JAVA_HOME")
-    found = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "")
-    if not found.is_file():
-        raise NO_JAVA(found=f"no {found}" if home else "no java on PATH and no JAVA_HOME")
-    found = found.resolve()
-    release = found.parent.parent / "release"
+    java = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "")
+    if not java.is_file():
+        raise NO_JAVA(found=f"no {java}" if home else "no java on PATH and no JAVA_HOME")
+    java = java.resolve()
+    release = java.parent.parent / "release"
     if release.is_file():  # this file tells the version 50 ms faster than the JVM
         text = release.read_text(encoding="utf-8", errors="replace")
     else:
-        text = subprocess.run([found, "-version"], capture_output=True, text=True, check=False).stderr
+        text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'(?:JAVA_VERSION="|version ")(\d+)(?:\.(\d+))?', text)
     if version is None:
-        raise NO_JAVA(found=f"{found}, which does not say its version")
+        raise NO_JAVA(found=f"{java}, which does not say its version")
     major = int(version[2] or 8) if version[1] == "1" else int(version[1])  # Java 8 calls itself 1.8
     if major < 17:
-        raise NO_JAVA(found=f"Java {major} at {found}")
-    return found
+        raise NO_JAVA(found=f"Java {major} at {java}")
+    return java
 
 
 def class_archive(java: Path) -> Path | None:

@@ -75,13 +75,13 @@ def public_address(remote: str) -> str:
 
 def _check_remote(user: UserOptions, remote: str) -> None:
     """Raise BAD_MASTER if nothing answers there: Spark would try for ten minutes."""
-    found = _REMOTE.fullmatch(remote)
-    if found is None or int(found["port"] or 0) > 65535:
+    match = _REMOTE.fullmatch(remote)
+    if match is None or int(match["port"] or 0) > 65535:
         expected = "sc://HOST:PORT[/;NAME=VALUE...] in --remote, spark.remote or SPARK_REMOTE"
         raise BAD_MASTER(what="--remote", expected=expected, found="something else (not shown: it may hold a token)")
     if user.master is not None:
         raise BAD_MASTER(what="--remote and --master", expected="one of the two", found="both")
-    tried = _failures([(found["host"].strip("[]"), int(found["port"] or _CONNECT_PORT))])
+    tried = _failures([(match["host"].strip("[]"), int(match["port"] or _CONNECT_PORT))])
     if tried:
         what = f"--remote {public_address(remote)}"
         raise BAD_MASTER(what=what, expected="a Spark Connect server that answers", found="; ".join(tried))

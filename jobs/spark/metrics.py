@@ -35,9 +35,9 @@ def add(context: SparkContext, amounts: Mapping[str, int]) -> None:
 
 @lru_cache(maxsize=1)
 def _registered(context: SparkContext) -> dict[str, Any]:
-    spark, known = java_context(context).sc(), classes(context)
-    made = {name: spark.longAccumulator(f"lastkey.{name}") for name in NAMES}
-    named = known.PythonUtils.toScalaMap({f"lastkey.{name}": each for name, each in made.items()})
-    source = getattr(known.org.apache.spark.metrics.source, "LongAccumulatorSource$")
+    spark, java = java_context(context).sc(), classes(context)
+    accumulators = {name: spark.longAccumulator(f"lastkey.{name}") for name in NAMES}
+    named = java.PythonUtils.toScalaMap({f"lastkey.{name}": each for name, each in accumulators.items()})
+    source = getattr(java.org.apache.spark.metrics.source, "LongAccumulatorSource$")
     getattr(source, "MODULE$").register(spark, named)
-    return made
+    return accumulators

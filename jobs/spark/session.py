@@ -72,7 +72,7 @@ def _launched(
     launch = {"PYSPARK_SUBMIT_ARGS": launch_arguments(settings, user), **jvm.path_of_workers(user)}
     try:
         with _environment(launch):
-            return _made(SparkSession.builder)
+            return _make_session(SparkSession.builder)
     except (FileNotFoundError, PermissionError) as error:  # of spark-submit
         raise SPARK_NOT_STARTED(found=f"{error.filename}: {error.strerror}") from error
     except (PySparkException, Py4JJavaError) as error:
@@ -94,7 +94,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _made(builder: SparkSession.Builder) -> SparkSession:
+def _make_session(builder: SparkSession.Builder) -> SparkSession:
     """Make the session, in a thread that no signal interrupts. PySpark would remove the folder to which the JVM that it
     launches writes its address, and that JVM would never end. Nor does PySpark take over Ctrl-C there.
     """
@@ -119,7 +119,7 @@ def _start_in_submitted(name: str) -> SparkSession:
             builder = builder.config(key, value)
     if named.get("spark.app.name", "").endswith(".py"):  # the default of spark-submit
         builder = builder.appName(name)
-    return _made(builder)
+    return _make_session(builder)
 
 
 def _hide_checkout() -> None:
@@ -138,20 +138,20 @@ def _connected(user: UserOptions, remote: str) -> SparkSession:
     """
     settings = {**read_properties(CONF / "spark-defaults.conf"), **user.conf}
     try:
-        made: Any = SparkSession.builder.remote(remote).getOrCreate()
-        retries = made.client.get_retry_policies()
-        made.client.set_retry_policies([])  # else a server of another kind is asked for ten minutes
+        spark: Any = SparkSession.builder.remote(remote).getOrCreate()
+        retries = spark.client.get_retry_policies()
+        spark.client.set_retry_policies([])  # else a server of another kind is asked for ten minutes
         for key, value in settings.items():
-            if key.startswith("spark.sql.") and made.conf.isModifiable(key):
-                made.conf.set(key, value)
-        made.client.set_retry_policies(retries)
+            if key.startswith("spark.sql.") and spark.conf.isModifiable(key):
+                spark.conf.set(key, value)
+        spark.client.set_retry_policies(retries)
     except ImportError as error:
         found = f"{public_address(remote)}: pyspark's packages for Spark Connect are missing ({error}); "
         raise SPARK_NOT_STARTED(found=f"{found}install pyspark[connect]") from None
     except PySparkException as error:
         found = "" if remote in str(error) or "INVALID_CONNECT_URL" in str(error) else f": {_plain(str(error))}"
         raise SPARK_NOT_STARTED(found=f"{public_address(remote)}{found}") from None
-    return cast(SparkSession, made)
+    return cast(SparkSession, spark)
 
 
 def local_folders() -> list[str]:
@@ -208,9 +208,9 @@ def java_message(error: Py4JJavaError) -> str:
     return _plain(str(cause.toString()))
 
 
-def _plain(said: str) -> str:
+def _plain(message: str) -> str:
     """Return the first line of Java's text, without packages, and without class names that say nothing."""
-    first = re.sub(r'^Exception in thread "[^"]*" |^Error: ', "", said.strip().partition("\n")[0])
+    first = re.sub(r'^Exception in thread "[^"]*" |^Error: ', "", message.strip().partition("\n")[0])
     first = re.sub(r"^(?:[a-z]\w*\.)+(?=[A-Z])", "", first)
     first = re.sub(r"^(?:Spark\w*|IllegalArgument)Exception: (?:requirement failed: )?", "", first)
     return first[:300].removesuffix(".")

@@ -64,17 +64,17 @@ def run_tasks(
     if context is None:
         return _add_counts(_in_a_thread(lambda: _through_connect(spark, counting, items, watcher), spark, tag, name))
     if not is_local:
-        counting = partial(_told, name, counting)
+        counting = partial(_run_logged, name, counting)
     numbered = context.parallelize(list(enumerate(items)), len(items))  # each task gets only its own item
     if watcher is None:
         return _add_counts(_in_a_thread(numbered.map(lambda one: counting(one[1])).collect, spark, tag, name))
     wants_results = watcher.wants_results
     with _watched(context, len(items), watcher) as (ends, board):
 
-        def work(one: tuple[int, T]) -> _CountedResult[R]:
-            with _reading(board, one[0]):
-                result = counting(one[1])
-            ends.add([(one[0], result[0] if wants_results else None)])
+        def work(numbered: tuple[int, T]) -> _CountedResult[R]:
+            with _reading(board, numbered[0]):
+                result = counting(numbered[1])
+            ends.add([(numbered[0], result[0] if wants_results else None)])
             return result
 
         return _add_counts(_in_a_thread(numbered.map(work).collect, spark, tag, name))
@@ -106,7 +106,7 @@ def _add_counts(results: list[_CountedResult[R]]) -> list[R]:
     return [result for result, _ in results]
 
 
-def _told(stage: str, function: Callable[[T], R], item: T) -> R:
+def _run_logged(stage: str, function: Callable[[T], R], item: T) -> R:
     """Return `function(item)`; say in the executor's log what a task works on, and which try of it this is."""
     context: Any = TaskContext.get()
     of = getattr(item, "input", item)  # of a PartitionPlan

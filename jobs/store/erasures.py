@@ -83,10 +83,10 @@ def check_key(store: Root, erasures: Iterable[str], key: bytes) -> None:
     """Raise UsageError unless this is the key of all these erasures, as far as their files are there."""
     for erasure in sorted(set(erasures)):
         try:
-            known = read_erased(store, erasure_path(erasure))[:KEY_ID_BYTES]
+            stored_id = read_erased(store, erasure_path(erasure))[:KEY_ID_BYTES]
         except LogFormatError:
             continue  # a problem of the partitions that need it
-        if known != key_id(key):
+        if stored_id != key_id(key):
             raise UsageError(
                 message=f"{store.uri}: expected the --hmac-key of erasure {erasure}, found another one: all erasures "
                 "of a store take the same"

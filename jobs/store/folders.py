@@ -75,9 +75,9 @@ def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
         notes += [f"{path}: {_LINK}"] if is_linked else []
         run_links = links_in(store, path)
         for entry in _entries(store, path, notes):
-            made = parse_run_folder(entry.base_name)
+            generation_and_run = parse_run_folder(entry.base_name)
             below = f"{path}/{entry.base_name}"
-            if entry.type != pafs.FileType.Directory or made is None:
+            if entry.type != pafs.FileType.Directory or generation_and_run is None:
                 notes.append(f"{below}: not a run's folder; left alone")
                 continue
             n_notes = len(notes)
@@ -89,7 +89,7 @@ def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
             if links := links_in(store, below):
                 notes.append(f"{below}/{min(links)}: {_LINK}")
             key, whole = (parsed.topic, parsed.partition), not (linked or is_linked) and len(notes) == n_notes
-            yield RunFolder(key, *made, below, files, whole, (entry.mtime_ns or 0) / 1e6)
+            yield RunFolder(key, *generation_and_run, below, files, whole, (entry.mtime_ns or 0) / 1e6)
 
 
 def list_run_folders(store: Root, topic: str, partition: int) -> list[tuple[str, tuple[int, str]]]:
@@ -101,10 +101,10 @@ def list_run_folders(store: Root, topic: str, partition: int) -> list[tuple[str,
 
 def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:
     listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(path), allow_not_found=True))
-    found, others = text_entries(listed)
+    entries, others = text_entries(listed)
     if others:
         notes.append(f"{path}: {others} names that are not UTF-8; left alone")
-    return sorted(found, key=lambda info: str(info.base_name))
+    return sorted(entries, key=lambda info: str(info.base_name))
 
 
 def check_no_links(root: Root) -> None:

@@ -49,14 +49,14 @@ def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms
         "back_to": run.back_to or run.generation_after,
         "back_to_run_id": run.back_to_run_id or run.run_id,
     }
-    made: dict[str, Any] = {f.name: 0 for f in fields(RunRow) if f.name.startswith(did)} | files
-    made |= {"run_id": run_id, "parent_run_id": parent_run_id, "now_ms": now_ms, "started_ms": now_ms}
-    made |= {"generation_before": number - 1, "generation_after": number, "erased": erased}
-    made |= {"erased_offsets": None}
+    values: dict[str, Any] = {f.name: 0 for f in fields(RunRow) if f.name.startswith(did)} | files
+    values |= {"run_id": run_id, "parent_run_id": parent_run_id, "now_ms": now_ms, "started_ms": now_ms}
+    values |= {"generation_before": number - 1, "generation_after": number, "erased": erased}
+    values |= {"erased_offsets": None}
     return replace(
         old,
         checkpoint=replace(old.checkpoint, **new, **files, erased=erased),
-        run=replace(run, seconds="{}", anew=False, expired=None, **made),
+        run=replace(run, seconds="{}", anew=False, expired=None, **values),
         partition_state=old.partition_state and replace(old.partition_state, **new),
     )
 
@@ -96,10 +96,10 @@ def checkpoint_at(root: Root, row: Checkpoint, generation: int) -> Checkpoint | 
     """
     if row.generation <= generation:
         return row if row.generation == generation else None
-    number, found = next((each for each in list_generations(root, row) if each[0] <= generation), (0, None))
-    if number == generation and isinstance(found, GenerationError):
-        raise found
-    return found.checkpoint if number == generation and isinstance(found, Commit) else None
+    number, commit = next((each for each in list_generations(root, row) if each[0] <= generation), (0, None))
+    if number == generation and isinstance(commit, GenerationError):
+        raise commit
+    return commit.checkpoint if number == generation and isinstance(commit, Commit) else None
 
 
 def readable_at(root: Root, current: Mapping[Key, Checkpoint], generation: int) -> dict[Key, Checkpoint]:
@@ -108,10 +108,10 @@ def readable_at(root: Root, current: Mapping[Key, Checkpoint], generation: int) 
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         rows = pool.map(lambda row: checkpoint_at(root, row, generation), current.values())
-        found = {key: row for key, row in zip(current, rows, strict=True) if row is not None}
-    for key, row in found.items():
+        readable = {key: row for key, row in zip(current, rows, strict=True) if row is not None}
+    for key, row in readable.items():
         check_nothing_comes_back(row, current[key])
-    return found
+    return readable
 
 
 def load_manifests(tables: State, generations: Iterable[Checkpoint]) -> dict[Key, list[Segment]]:

@@ -25,18 +25,18 @@ KEEP_DAYS: Final = 30  # for readers of past runs; Delta's own default for its l
 
 
 def needed(
-    found: pa.Table,
+    table: pa.Table,
     checkpoints: Mapping[Key, Checkpoint],
     folders: Callable[[str, int], Collection[tuple[str, tuple[int, str]]]],
     now_ms: int,
 ) -> pa.Table:
     """Return the rows that stay. folders: `list_run_folders` for a topic and partition."""
     young_ms = now_ms - KEEP_DAYS * 86_400_000
-    there = cache(lambda topic, partition: {path for path, _ in folders(topic, partition)})
-    is_job = pc.is_null(found["topic"])
-    runs = found.filter(pc.invert(is_job))
-    made = rows.runs_in(runs)
-    chains = rows.histories(checkpoints, made)
+    list_folders = cache(lambda topic, partition: {path for path, _ in folders(topic, partition)})
+    is_job = pc.is_null(table["topic"])
+    runs = table.filter(pc.invert(is_job))
+    run_rows = rows.runs_in(runs)
+    chains = rows.histories(checkpoints, run_rows)
     committed = {(*key, run.generation_after, run.run_id) for key, chain in chains.items() for run in chain}
 
     def stays(run: RunRow) -> bool:
@@ -45,16 +45,18 @@ def needed(
             return True
         if (*key, run.generation_after, run.run_id) not in committed:
             return False
-        return run.started_ms >= young_ms or run.dropped_erased > 0 or run.folder in there(*key)
+        return run.started_ms >= young_ms or run.dropped_erased > 0 or run.folder in list_folders(*key)
 
-    return pa.concat_tables([runs.filter(pa.array(map(stays, made), pa.bool_())), _newest_jobs(found.filter(is_job))])
+    return pa.concat_tables(
+        [runs.filter(pa.array(map(stays, run_rows), pa.bool_())), _newest_jobs(table.filter(is_job))]
+    )
 
 
-def _newest_jobs(found: pa.Table) -> pa.Table:
+def _newest_jobs(table: pa.Table) -> pa.Table:
     """Return the newest KEEP_JOBS rows about whole runs, the newest success of each job, for monitoring, and every
     erasure and check, for auditors.
     """
-    ordered = found.sort_by([("ended_ms", "descending"), ("run_id", "ascending")])
+    ordered = table.sort_by([("ended_ms", "descending"), ("run_id", "ascending")])
     done: dict[str, int] = {}
     kept = set(range(min(KEEP_JOBS, len(ordered))))
     for number, row in enumerate(ordered.select(["job", "exit_code"]).to_pylist()):

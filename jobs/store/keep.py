@@ -38,24 +38,24 @@ def parse_keep(texts: Iterable[str]) -> Keep:
     """
     numbers: dict[str, int] = {}
     for rule in (part.strip() for text in texts for part in text.split(",")):
-        found = re.fullmatch(r"([0-9]{1,9})([dw]?)", rule)
-        if found is None or _FIELDS[found[2]] in numbers:
+        match = re.fullmatch(r"([0-9]{1,9})([dw]?)", rule)
+        if match is None or _FIELDS[match[2]] in numbers:
             raise ValueError(rule)
-        numbers[_FIELDS[found[2]]] = int(found[1])
+        numbers[_FIELDS[match[2]]] = int(match[1])
     return Keep(**numbers)
 
 
-def kept_by(keep: Keep, made: Mapping[int, int]) -> dict[int, str]:
-    """Return the generations to keep, each with its rule. made: generation -> time of its run in ms."""
+def kept_by(keep: Keep, run_times: Mapping[int, int]) -> dict[int, str]:
+    """Return the generations to keep, each with its rule. run_times: generation -> time of its run in ms."""
     rules: tuple[tuple[str, int, Callable[[int], int]], ...] = (
         (f"--keep {keep.generations}", keep.generations, lambda number: number),
-        (f"--keep {keep.daily}d", keep.daily, lambda number: made[number] // _DAY_MS),
-        (f"--keep {keep.weekly}w", keep.weekly, lambda number: (made[number] // _DAY_MS + _MONDAY) // 7),
+        (f"--keep {keep.daily}d", keep.daily, lambda number: run_times[number] // _DAY_MS),
+        (f"--keep {keep.weekly}w", keep.weekly, lambda number: (run_times[number] // _DAY_MS + _MONDAY) // 7),
     )
     kept: dict[int, str] = {}
     for name, most, period_of in rules:
         newest: dict[int, int] = {}
-        for number in sorted(made, reverse=True):
+        for number in sorted(run_times, reverse=True):
             newest.setdefault(period_of(number), number)
         more = [number for number in newest.values() if number not in kept][:most]
         kept |= dict.fromkeys(more, name)

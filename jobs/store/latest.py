@@ -67,10 +67,10 @@ def read_table_offsets(root: Root, topic: str) -> Stand | Problem:
     except TableNotFoundError:
         return Stand()
     for commit in table.history():  # the newest first
-        said = _said(commit.get("userMetadata"))
-        if said is not None:
-            of_partition = {name: {int(n): value for n, value in said[name].items()} for name in _BY_PARTITION}
-            return Stand(**of_partition, run=said["run"])
+        progress = _parse_progress(commit.get("userMetadata"))
+        if progress is not None:
+            of_partition = {name: {int(n): value for n, value in progress[name].items()} for name in _BY_PARTITION}
+            return Stand(**of_partition, run=progress["run"])
         if commit["operation"] not in _OF_NO_ROW:
             return _foreign(root, topic, f"{commit['operation']} in version {commit['version']}")
     return _foreign(root, topic, "none that states its offsets")
@@ -79,12 +79,12 @@ def read_table_offsets(root: Root, topic: str) -> Stand | Problem:
 _BY_PARTITION: Final = ("offsets", "logs", "generations")
 
 
-def _said(text: str | None) -> dict[str, Any] | None:
+def _parse_progress(text: str | None) -> dict[str, Any] | None:
     try:
-        said = json.loads(text or "")
+        content = json.loads(text or "")
     except ValueError:
         return None
-    return said if isinstance(said, dict) and said.get("format") == _FORMAT else None
+    return content if isinstance(content, dict) and content.get("format") == _FORMAT else None
 
 
 def _foreign(root: Root, topic: str, found: str) -> Problem:

@@ -47,12 +47,12 @@ def from_json(data: bytes, path: str) -> Commit:
     another format.
     """
     try:
-        told = json.loads(data)
-        if told["format"] != rows.FORMAT:
-            raise BAD_MANIFEST(path=path, expected=f"format {rows.FORMAT}", found=told["format"])
-        generation = told["generation"]
-        if told["crc32c"] != _checksum(generation):
-            raise BAD_MANIFEST(path=path, expected=f"CRC-32C {told['crc32c']}", found=_checksum(generation))
+        content = json.loads(data)
+        if content["format"] != rows.FORMAT:
+            raise BAD_MANIFEST(path=path, expected=f"format {rows.FORMAT}", found=content["format"])
+        generation = content["generation"]
+        if content["crc32c"] != _checksum(generation):
+            raise BAD_MANIFEST(path=path, expected=f"CRC-32C {content['crc32c']}", found=_checksum(generation))
         state = generation["partition_state"]
         commit = Commit(
             checkpoint=rows.parse_row(Checkpoint, generation["checkpoint"]),
@@ -173,13 +173,13 @@ def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, 
     than 0), bytes found (None: no such file).
     """
     folder = commit.checkpoint.folder  # a rollback's files lie in an older one
-    found: dict[str, int | None] = {f"{folder}/{name}": size for name, size in sizes_in(store, folder).items()}
+    sizes: dict[str, int | None] = {f"{folder}/{name}": size for name, size in sizes_in(store, folder).items()}
     wanted = dict(_files(commit, folder))
     older = [path for path in wanted if not path.startswith(f"{folder}/")]
     infos = store.filesystem.get_file_info([store.full(path) for path in older])
-    found |= {path: info.size for path, info in zip(older, infos, strict=True)}
+    sizes |= {path: info.size for path, info in zip(older, infos, strict=True)}
     for path, size in wanted.items():
-        seen = found.get(path)
+        seen = sizes.get(path)
         if seen != size if size is not None else not seen:
             yield path, size, seen
 

@@ -377,9 +377,9 @@ def runs_to_arrow(runs: Iterable[RunRow | JobRow]) -> pa.Table:
     return pa.Table.from_pylist([vars(run) for run in runs], run_schema())
 
 
-def runs_in(found: pa.Table) -> list[RunRow]:
+def runs_in(table: pa.Table) -> list[RunRow]:
     """Return the rows about partitions in rows of `cleaner_runs`."""
-    return from_arrow(RunRow, found.filter(pc.is_valid(found["topic"])))
+    return from_arrow(RunRow, table.filter(pc.is_valid(table["topic"])))
 
 
 def checkpoint_schema() -> pa.Schema:
@@ -416,9 +416,9 @@ def to_checkpoints(commits: Iterable[Commit]) -> pa.Table:
     return pa.Table.from_pylist(rows, checkpoint_schema())
 
 
-def from_checkpoints(found: pa.Table) -> dict[Key, Checkpoint]:
+def from_checkpoints(table: pa.Table) -> dict[Key, Checkpoint]:
     """Return the current generation of each partition that has one, from rows of `compaction_checkpoints`."""
-    has = found.filter(pc.greater(found["generation"], 0))
+    has = table.filter(pc.greater(table["generation"], 0))
     return {row.key: row for row in from_arrow(Checkpoint, has)}
 
 
@@ -442,10 +442,10 @@ def parse_segment(entry: Mapping[str, Any]) -> Segment:
     return Segment(**{_FIELDS.get(name, name): value for name, value in values.items()})
 
 
-def manifests_in(found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:
-    """Return the segments of those runs whose generations are current in checkpoint rows `found`."""
+def manifests_in(table: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:
+    """Return the segments of those runs whose generations are current in checkpoint rows `table`."""
     manifests: dict[Run, list[Segment]] = {}
-    for row in found.select([*_OF_GENERATION, "segments"]).to_pylist():
+    for row in table.select([*_OF_GENERATION, "segments"]).to_pylist():
         run = ((row["topic"], row["partition"]), row["generation"], row["run_id"])
         if run in runs:
             manifests[run] = [parse_segment(segment) for segment in row["segments"]]

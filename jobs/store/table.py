@@ -130,18 +130,18 @@ def head(root: Root, name: str) -> Version:
     UsageError: the table has another protocol, which we must not write; FileSystemError: a disk cannot be read;
     DAMAGED_TABLE: the files can be read, and are no valid table.
     """
-    there = _checked_log(root, name) if root.is_local else []
+    numbers = _checked_log(root, name) if root.is_local else []
     try:
-        table = _newest(root, name, max(there, default=-1))
+        table = _newest(root, name, max(numbers, default=-1))
     except TableNotFoundError:
-        if there:  # delta-rs treats unreadable files as missing
+        if numbers:  # delta-rs treats unreadable files as missing
             raise FileSystemError(path=f"{root.uri}/state/{name}", found="commits that could not be read") from None
         return Version(root, name, -1)
     except DeltaError as error:
         if not root.is_local:
             raise
         path, found = f"{root.uri}/state/{name}", in_one_line(str(error))
-        has_gap = not there or there != list(range(there[0], there[-1] + 1))
+        has_gap = not numbers or numbers != list(range(numbers[0], numbers[-1] + 1))
         if _OF_THE_DISK.search(str(error)) or ("contiguous" in str(error) and not has_gap):
             raise FileSystemError(path=path, found=found) from error
         raise DAMAGED_TABLE(path=path, expected=READABLE, found=found) from error
@@ -260,8 +260,8 @@ def swap(
             if not tried:
                 raise
             now = _head_after(error, version)  # our commit may exist by now, with later ones above it
-            if (found := _search(last, now, tried)) is not None:
-                return _settled(last, found)
+            if (number := _search(last, now, tried)) is not None:
+                return _settled(last, number)
             if now.number == last.number:
                 raise UNSURE_COMMIT(path=f"{root.uri}/{last.folder}", found=in_one_line(str(error))) from error
             raise
@@ -277,8 +277,8 @@ def swap(
             _commit(version, schema, [*added, *change.written], change, own)
         except OSError as error:
             version = _head_after(error, last)
-            if (found := _search(last, version, tried)) is not None:
-                return _settled(last, found)
+            if (number := _search(last, version, tried)) is not None:
+                return _settled(last, number)
             if version.number == last.number:
                 unanswered += 1
                 if unanswered >= _UNANSWERED:
@@ -320,13 +320,13 @@ def replaced(version: Version, keys: Sequence[str], new: pa.Table, held: Held) -
     return Change(added=in_files(merged), removed=touched)
 
 
-def joined(found: pa.Table, keys: pa.Table, how: str) -> pa.Table:
+def joined(table: pa.Table, keys: pa.Table, how: str) -> pa.Table:
     """Return the rows whose keys are among `keys` (how: left semi), or are not (left anti), with nested columns too:
     Arrow's own joins carry none.
     """
-    numbered = found.select(keys.column_names).append_column("_row", pa.array(range(len(found)), pa.int64()))
+    numbered = table.select(keys.column_names).append_column("_row", pa.array(range(len(table)), pa.int64()))
     # No threads: a join of few rows is no faster by them, and waits for ever where none can be started
-    return found.take(numbered.join(keys, keys.column_names, join_type=how, use_threads=False)["_row"])
+    return table.take(numbered.join(keys, keys.column_names, join_type=how, use_threads=False)["_row"])
 
 
 def announced_deletions(version: Version, since: int) -> Iterator[str]:
@@ -427,20 +427,20 @@ def _search(version: Version, now: Version, tried: set[str]) -> int | None:
     return None
 
 
-def _settled(version: Version, made: int) -> int:
+def _settled(version: Version, number: int) -> int:
     """Flush and check our commit, and return its version. Now and then write a checkpoint, so that readers need fewer
     commits, and delete old files.
     """
     root = version.root
     flush(root, f"{version.folder}/_delta_log")  # the error after which it was found may be the flush's
     if root.is_local:
-        _commit_bytes(root, version.name, made)  # raises if it is not as it was put
-    if made and made % _CHECKPOINT_EVERY == 0:
+        _commit_bytes(root, version.name, number)  # raises if it is not as it was put
+    if number and number % _CHECKPOINT_EVERY == 0:
         with contextlib.suppress(DeltaError, OSError, FileSystemError):  # failure costs only time
-            checkpoint(version.root, version.name, made)
+            checkpoint(version.root, version.name, number)
             now = head(root, version.name)
             forget(root, now.folder, now.files())
-    return made
+    return number
 
 
 def checkpoint(root: Root, name: str, number: int) -> None:
@@ -449,7 +449,7 @@ def checkpoint(root: Root, name: str, number: int) -> None:
         open_table(root, name, number).create_checkpoint()
         return
     log, copy = f"state/{name}/_delta_log", f"{name}/.checkpoint"
-    made = f"{number:020}.checkpoint.parquet"
+    checkpoint_name = f"{number:020}.checkpoint.parquet"
     shutil.rmtree(root.full(f"state/{copy}"), ignore_errors=True)  # of a run that was killed
     make_folder(root, f"state/{copy}/_delta_log")
     try:  # delta-rs flushes nothing: it writes into a copy of the log
@@ -457,8 +457,8 @@ def checkpoint(root: Root, name: str, number: int) -> None:
             if COMMIT.fullmatch(found) or CHECKPOINT.fullmatch(found):
                 os.link(root.full(f"{log}/{found}"), root.full(f"state/{copy}/_delta_log/{found}"))
         open_table(root, copy, number).create_checkpoint()
-        data = _read_bytes(root, f"state/{copy}/_delta_log/{made}")
+        data = _read_bytes(root, f"state/{copy}/_delta_log/{checkpoint_name}")
     finally:
         shutil.rmtree(root.full(f"state/{copy}"), ignore_errors=True)
-    if put_if_absent(root, f"{log}/{checksum_name(made)}", sum_line(data)):
-        put_if_absent(root, f"{log}/{made}", data)
+    if put_if_absent(root, f"{log}/{checksum_name(checkpoint_name)}", sum_line(data)):
+        put_if_absent(root, f"{log}/{checkpoint_name}", data)

@@ -86,30 +86,34 @@ class State:
         NO_GENERATION if those of a partition are not known any more.
         """
         runs = self.read_segments([(key, *run) for key, run in wanted.items()])
-        found = {run[0]: segments for run, segments in runs.items()}
-        for key in wanted.keys() - found.keys():
+        segments_by_key = {run[0]: segments for run, segments in runs.items()}
+        for key in wanted.keys() - segments_by_key.keys():
             raise NO_GENERATION(
                 partition=names.partition_folder(*key), found=wanted[key][0],
                 reason="its folder has no manifest that can be read",
                 expected="another generation",
             )  # fmt: skip
-        return found
+        return segments_by_key
 
     def read_segments(self, runs: Collection[Run]) -> dict[Run, list[Segment]]:
         """Return the segments of runs, committed or not, by base offset: from the checkpoints, else from the manifests
         in their folders. Runs whose manifest is gone or damaged are left out.
         """
-        found = self._manifests_in(self.checkpoint_rows(), set(runs))
-        older = {generation_folder(*run[0], *run[1:]): run for run in set(runs) - found.keys()}
-        found |= {older[folder]: commit.segments for folder, commit in read_manifests(self.root, older).items()}
-        return {run: sorted(found[run], key=lambda row: row.base_offset) for run in runs if run in found}
+        segments_by_run = self._manifests_in(self.checkpoint_rows(), set(runs))
+        older = {generation_folder(*run[0], *run[1:]): run for run in set(runs) - segments_by_run.keys()}
+        segments_by_run |= {
+            older[folder]: commit.segments for folder, commit in read_manifests(self.root, older).items()
+        }
+        return {
+            run: sorted(segments_by_run[run], key=lambda row: row.base_offset) for run in runs if run in segments_by_run
+        }
 
     def current(self) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
         """Return the checkpoints and the manifests that they name: a run begins with them."""
-        found = self.checkpoint_rows()
-        checkpoints = self._checkpoints_in(found)
+        rows_now = self.checkpoint_rows()
+        checkpoints = self._checkpoints_in(rows_now)
         runs = {(key, row.generation, row.run_id) for key, row in checkpoints.items()}
-        return checkpoints, {run[0]: segments for run, segments in self._manifests_in(found, runs).items()}
+        return checkpoints, {run[0]: segments for run, segments in self._manifests_in(rows_now, runs).items()}
 
     def _checkpoints_in(self, found: pa.Table) -> dict[Key, Checkpoint]:
         checkpoints = rows.from_checkpoints(found)
@@ -176,12 +180,16 @@ class State:
         run that commits only new partitions.
         """
         fields = version.delta.schema().fields if version.delta else ()
-        found = max((int(f.metadata["lastkey.format"]) for f in fields if "lastkey.format" in f.metadata), default=1)
-        if version.delta and found != rows.FORMAT:
-            how = "or a newer one" if found > rows.FORMAT else "or let this one begin a new store from the archive"
+        store_format = max(
+            (int(f.metadata["lastkey.format"]) for f in fields if "lastkey.format" in f.metadata), default=1
+        )
+        if version.delta and store_format != rows.FORMAT:
+            how = (
+                "or a newer one" if store_format > rows.FORMAT else "or let this one begin a new store from the archive"
+            )
             raise UsageError(
-                message=f"{self.root.uri}: this store has format {found}, and this version of Lastkey reads only "
-                f"format {rows.FORMAT}: use the version that wrote it, {how}"
+                message=f"{self.root.uri}: this store has format {store_format}, and this version of Lastkey reads "
+                f"only format {rows.FORMAT}: use the version that wrote it, {how}"
             )
         if version.number < self._newest:
             raise ConflictError(
@@ -220,7 +228,7 @@ class State:
 
     def rows_at(self, version: Version, keys: Collection[Key]) -> pa.Table:
         """Return the rows of partitions in a version of `compaction_checkpoints`."""
-        found = table.rows(version, rows.checkpoint_schema(), self.held[CHECKPOINTS])
-        schema = pa.schema([found.schema.field(name) for name in KEY_COLUMNS])
+        all_rows = table.rows(version, rows.checkpoint_schema(), self.held[CHECKPOINTS])
+        schema = pa.schema([all_rows.schema.field(name) for name in KEY_COLUMNS])
         wanted = pa.Table.from_pylist([dict(zip(KEY_COLUMNS, key, strict=True)) for key in keys], schema)
-        return table.joined(found, wanted, "left semi")
+        return table.joined(all_rows, wanted, "left semi")

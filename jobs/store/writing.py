@@ -110,29 +110,29 @@ def _refuse_vacuumed(state: State, version: Version, commits: Sequence[Commit], 
 
 def _conflict(state: State, moved: Sequence[Commit], now: Mapping[Key, Checkpoint]) -> ConflictError:
     first = moved[0].run
-    found = now.get(moved[0].key)
+    current = now.get(moved[0].key)
     return ConflictError(
         path=f"{state.root.uri}: {first.topic}-{first.partition}",
         expected=f"generation {first.generation_before} (run {first.parent_run_id})",
-        found=f"generation {found.generation} (run {found.run_id})" if found else "no generation",
+        found=f"generation {current.generation} (run {current.run_id})" if current else "no generation",
         partitions=[list(c.key) for c in moved],
     )
 
 
-def rebuild(state: State, decided: Sequence[Commit], known: Collection[Commit]) -> None:
+def rebuild(state: State, decided: Sequence[Commit], commits: Collection[Commit]) -> None:
     """Make the tables of a store that has lost them. Raise ConflictError if another process makes them.
 
-    decided: the current generations; known: all.
+    decided: the current generations; commits: all.
     """
 
-    def plan(made: pa.Table, version: Version) -> Change:
+    def plan(new_rows: pa.Table, version: Version) -> Change:
         if version.number >= 0:
             raise ConflictError(
                 path=f"{state.root.uri}/{version.folder}", expected="no table", found=f"version {version.number}"
             )
-        return Change(added=table.in_files(made))
+        return Change(added=table.in_files(new_rows))
 
-    runs = rows.runs_to_arrow(commit.run for commit in known)
+    runs = rows.runs_to_arrow(commit.run for commit in commits)
     for name, made in ((RUNS, runs), (CHECKPOINTS, rows.to_checkpoints(decided))):
         state.swap(name, made.schema, partial(plan, made))
     write_states(state)
@@ -140,13 +140,13 @@ def rebuild(state: State, decided: Sequence[Commit], known: Collection[Commit]) 
 
 def set_states(state: State, states: Sequence[PartitionState]) -> None:
     """Write the states of partitions, except those for which another run committed meanwhile: its state is newer."""
-    said = {(row.topic, row.partition): row for row in states}
+    state_by_key = {(row.topic, row.partition): row for row in states}
 
     def plan(version: Version) -> Change | None:
-        found = state.rows_at(version, said.keys())
+        found = state.rows_at(version, state_by_key.keys())
         now = {(row["topic"], row["partition"]): row for row in found.drop_columns([table.FILE]).to_pylist()}
         new = []
-        for key, row in said.items():
+        for key, row in state_by_key.items():
             old = now.get(key) or {"topic": row.topic, "partition": row.partition, "generation": 0}
             if old["generation"] == max(row.generation, 0):
                 new.append(old | {"partition_state": vars(row)})
@@ -155,7 +155,7 @@ def set_states(state: State, states: Sequence[PartitionState]) -> None:
         changed = pa.Table.from_pylist(new, schema=rows.checkpoint_schema())
         return table.replaced(version, KEY_COLUMNS, changed, state.held[CHECKPOINTS])
 
-    if said:
+    if state_by_key:
         state.swap(CHECKPOINTS, rows.checkpoint_schema(), plan)
     step("states set")
 
@@ -178,13 +178,13 @@ def announce_deletions(state: State, folders: Collection[str], seen: int) -> boo
     """Announce that these folders of runs are about to go: a run that wrote one of them cannot commit any more.
     Return False, with nothing announced, if version `seen`, by which they were chosen, is not the head any more.
     """
-    told = {MARK: json.dumps(sorted(folders))}
+    metadata = {MARK: json.dumps(sorted(folders))}
     as_seen = True
 
     def plan(version: Version) -> Change | None:
         nonlocal as_seen
         as_seen = version.number == seen
-        return Change(added=(), metadata=told) if as_seen else None
+        return Change(added=(), metadata=metadata) if as_seen else None
 
     state.swap(CHECKPOINTS, rows.checkpoint_schema(), plan)
     if as_seen:
@@ -196,7 +196,7 @@ def vacuum_state(state: State, *, dry_run: bool = False, ahead_hours: int = 0) -
     """Delete the files of the tables that no version needs any more (dry_run: only count them), and return their
     number. ahead_hours: how far this machine's clock, which delta-rs asks, is ahead of the store's.
     """
-    found = 0
+    n_deleted = 0
     hours = _TABLE_HOURS + ahead_hours if ahead_hours else None  # None: as the table says
     for name in filter(state.table_exists, TABLES):
         version = state.head(name)
@@ -208,8 +208,8 @@ def vacuum_state(state: State, *, dry_run: bool = False, ahead_hours: int = 0) -
                     raise
                 path = f"{state.root.uri}/{table_folder(name)}"
                 raise DAMAGED_TABLE(path=path, expected="Delta's log", found=in_one_line(str(error))) from error
-            found += len(old)
+            n_deleted += len(old)
             for path in [] if dry_run else old:
                 with contextlib.suppress(FileNotFoundError):
                     state.root.filesystem.delete_file(state.root.full(f"{table_folder(name)}/{path}"))
-    return found
+    return n_deleted

@@ -172,8 +172,8 @@ def _commits(
             return error
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = dict(zip(current, pool.map(find, current), strict=True))
-    for key, commit in found.items():
+        commit_by_key = dict(zip(current, pool.map(find, current), strict=True))
+    for key, commit in commit_by_key.items():
         if isinstance(commit, GenerationError):
             path, expected, other = (str(commit.fields[name]) for name in ("path", "expected", "found"))
             problem = Problem("unreadable", path, NO_POSITION, expected, other, hint=commit.advice)
@@ -183,9 +183,9 @@ def _commits(
             report.not_checked.append(
                 f"{partition_folder(*key)}: it has no generation {wanted[key]}; there are: {held}"
             )
-    if not any(found.values()) and options.generation is not None:
+    if not any(commit_by_key.values()) and options.generation is not None:
         raise nobody_has(options.generation)
-    return {key: commit for key, commit in found.items() if isinstance(commit, Commit)}
+    return {key: commit for key, commit in commit_by_key.items() if isinstance(commit, Commit)}
 
 
 def _choose_archive(options: VerifyOptions, run: RunRow) -> str:

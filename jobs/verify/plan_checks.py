@@ -75,7 +75,7 @@ def plan_generation(
     roots = {"store": store.uri, "archive": archive_uri}
     segments = _located(run, manifest, roots)
     start_before = _start_before(run, previous, current)
-    gone, parent = _parent(run, previous, start_before, archived, roots, manifest)
+    missing_parent, parent = _parent(run, previous, start_before, archived, roots, manifest)
     parent_known = run.parent_run_id is None or run.anew or previous is not None
     return GenerationPlan(
         side=_plan_side_files(run, segments, archived, settings, store.uri, chunk_bytes),
@@ -103,8 +103,8 @@ def plan_generation(
         log_start_known=max(start_before, *_log_starts(archived)) if archived is not None else run.log_start_offset,
         parent=parent,
         parent_log_start_offset=start_before,
-        parent_gone=gone,
-        parent_problem=_unlisted(archive, archived, gone, read_by(current)),
+        parent_gone=missing_parent,
+        parent_problem=_unlisted(archive, archived, missing_parent, read_by(current)),
         parent_stays_from=max(start_before, *_taken_until(archived)) if parent_known else MAX_OFFSET,
         task_memory_bytes=task_memory_bytes,
     )
@@ -180,9 +180,11 @@ def _taken_until(archived: ArchivedPartition | None) -> tuple[int, ...]:
     return (archived.cleaner_checkpoint or 0, *_log_starts(archived)) if archived is not None else (0,)
 
 
-def _unlisted(archive: Archive | None, archived: ArchivedPartition | None, gone: str, read: Ranges) -> Problem | None:
+def _unlisted(
+    archive: Archive | None, archived: ArchivedPartition | None, missing: str, read: Ranges
+) -> Problem | None:
     """Return the problem that hides a partition in an archive that is there; None if nothing hides it."""
-    if not gone or archive is None:
+    if not missing or archive is None:
         return None
     if archived is None:
         return next(iter(archive.unreadable), None)  # the partition may lie in a folder that cannot be listed

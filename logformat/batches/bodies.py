@@ -140,13 +140,21 @@ class BodyLoader:
             batches, need, chunk.position, _MANY, backwards, bodies, rows, starts, stops, ways
         )
         v3 = np.flatnonzero(need & (batches["magic"] == 3)) if n_v3 else rows[:0]
-        found = sections.locate(part, v3, keys_only=self.keys_only)
+        section_places = sections.locate(part, v3, keys_only=self.keys_only)
         packed = _Packed(
-            part, bodies, rows[:m], starts[:m], stops[:m], ways[:m], np.empty(m, np.int64), v3, sections.stored(found)
+            part,
+            bodies,
+            rows[:m],
+            starts[:m],
+            stops[:m],
+            ways[:m],
+            np.empty(m, np.int64),
+            v3,
+            sections.stored(section_places),
         )
         if m:
             self._unpack(packed)
-            sections.set_places(found, packed.stored)
+            sections.set_places(section_places, packed.stored)
         first, last = 0, n
         if packed.done < m:  # only part fits at once: the run ends before the first batch that was not unpacked
             border = int(rows[packed.done])
@@ -160,7 +168,7 @@ class BodyLoader:
         if inside.any():
             rows = v3[inside]
             whole = replace(part, batches=batches[rows])
-            unpacked = sections.Unpacked(self._sections, packed.held, found[inside])
+            unpacked = sections.Unpacked(self._sections, packed.held, section_places[inside])
             ends = sections.write_records(whole, unpacked, self._scratch, packed.at, self.max_batch_bytes)
             bodies["start"][rows], bodies["end"][rows] = np.concatenate([[packed.at], ends[:-1]]), ends
             bodies["in_scratch"][rows] = True

@@ -41,23 +41,23 @@ class Unpacked(NamedTuple):
 
 def locate(chunk: Chunk, rows: NDArray[np.int64], *, keys_only: bool) -> NDArray[np.void]:
     """Return SECTIONS[m] of a chunk's batches of magic 3, which are those in `rows`: int64[m]."""
-    found = np.zeros(len(rows), SECTIONS)
-    kernels.locate_sections(chunk.raw, chunk.position, chunk.batches, rows, found)
+    sections = np.zeros(len(rows), SECTIONS)
+    kernels.locate_sections(chunk.raw, chunk.position, chunk.batches, rows, sections)
     if keys_only:
-        found["payloads_start"], found["payloads_packed"] = -1, False
-    return found
+        sections["payloads_start"], sections["payloads_packed"] = -1, False
+    return sections
 
 
-def stored(found: NDArray[np.void]) -> list[Places]:
+def stored(sections: NDArray[np.void]) -> list[Places]:
     """Return the places of SECTIONS[m], for `unpack`."""
-    return list(zip(*(found[name].tolist() for name in _PLACES), strict=True))
+    return list(zip(*(sections[name].tolist() for name in _PLACES), strict=True))
 
 
-def set_places(found: NDArray[np.void], places: list[Places]) -> None:
+def set_places(sections: NDArray[np.void], places: list[Places]) -> None:
     """Enter the places, which `unpack` has changed, in SECTIONS[m]."""
     if places:
         for name, column in zip(_PLACES[2:], zip(*(place[2:] for place in places), strict=True), strict=True):
-            found[name] = column
+            sections[name] = column
 
 
 def unpack(

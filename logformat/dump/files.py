@@ -74,18 +74,18 @@ def list_files(
     """
     for named in paths:
         given = canonical(str(named)) if filesystem is None else str(named)
-        found, path = locate(given, filesystem)
-        info = found.get_file_info(path)
+        place, path = locate(given, filesystem)
+        info = place.get_file_info(path)
         if info.type != pafs.FileType.Directory:
-            yield DumpFile(found, path, given, -1 if info.type == pafs.FileType.NotFound else info.size or 0)
+            yield DumpFile(place, path, given, -1 if info.type == pafs.FileType.NotFound else info.size or 0)
             continue
-        infos, others = text_entries(files_below(found, path))
+        infos, others = text_entries(files_below(place, path))
         if others and ignored is not None:
             ignored.append(f"{given}: {others:,} files and folders whose names are not UTF-8")
         for info in sorted(infos, key=lambda info: info.path):
             if info.type == pafs.FileType.File and file_kind(info.path) is not None:
                 shown = given.rstrip("/") + info.path[len(path.rstrip("/")) :]
-                yield DumpFile(found, info.path, shown, info.size, named=False)
+                yield DumpFile(place, info.path, shown, info.size, named=False)
 
 
 def asked_for(files: Sequence[DumpFile], options: DumpOptions) -> list[DumpFile]:
@@ -194,7 +194,7 @@ def _entries(shown: str, kind: str, columns: Mapping[str, Any], options: DumpOpt
     return format_json(shown, kind, columns) if options.as_json else text.field_lines(columns)
 
 
-def _said(line: str, options: DumpOptions) -> Iterator[Any]:
+def _tool_line(line: str, options: DumpOptions) -> Iterator[Any]:
     """Yield one of the tool's lines about a file; JSON output has none."""
     if not options.as_json:
         yield pa.array([line], pa.string())
@@ -202,12 +202,12 @@ def _said(line: str, options: DumpOptions) -> Iterator[Any]:
 
 def _headed(head: str, lines: Iterator[Any], options: DumpOptions) -> Iterator[Any]:
     """Yield the head and then the lines; with limits on records, no head without lines."""
-    said = _said(head, options)
+    head_line = _tool_line(head, options)
     if options.log.wanted.everything:
-        yield from said
+        yield from head_line
     for part in lines:
         if len(part):
-            yield from said
+            yield from head_line
             yield part
 
 
@@ -233,7 +233,7 @@ def _log_file(file: DumpFile, kind: str, options: DumpOptions, findings: DumpFin
 
     yield from _headed(head, lines(), options)
     if of.invalid_bytes and options.log.wanted.everything:
-        yield from _said(f"Found {of.invalid_bytes} invalid bytes at the end of {name}", options)
+        yield from _tool_line(f"Found {of.invalid_bytes} invalid bytes at the end of {name}", options)
 
 
 def _log_head(path: str, kind: str) -> str:
@@ -259,7 +259,7 @@ def _index_file(file: DumpFile, kind: str, options: DumpOptions, findings: DumpF
     data = _read(file, _log_bytes(file))
     of = findings.indexes[path] = IndexFindings()
     if kind == names.INDEX and not data:
-        yield from _said(f"{shown} is empty.", options)
+        yield from _tool_line(f"{shown} is empty.", options)
         return
     is_offset = kind == names.INDEX
     columns_of = dump_indexes.offset_index_columns if is_offset else dump_indexes.time_index_columns

@@ -69,12 +69,12 @@ class DumpFindings:
 
     def summary(self, most: int) -> tuple[str, ...]:
         """Return at most `most` lines of each kind, and the number of those left out."""
-        said = [f"unknown: {path}" for path in self.unknown]
+        lines = [f"unknown: {path}" for path in self.unknown]
         for title, form, pairs in self._pairs():
             if len(pairs):
-                said += [title, *"".join(_lines(form, pairs[:most])).splitlines()]
-                said += [f"  and {len(pairs) - most} more"] if len(pairs) > most else []
-        return (*said, *(f"problem: {problem}" for problem in self.all_problems))
+                lines += [title, *"".join(_lines(form, pairs[:most])).splitlines()]
+                lines += [f"  and {len(pairs) - most} more"] if len(pairs) > most else []
+        return (*lines, *(f"problem: {problem}" for problem in self.all_problems))
 
     def _pairs(self) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
         for path, of in self.indexes.items():

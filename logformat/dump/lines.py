@@ -93,23 +93,23 @@ def read_markers(records: Any) -> tuple[Any, Any]:
     """Return each record's control type by name, and its coordinator's epoch; null where there is none."""
     control = np.asarray(records.column("control"))
     kinds, _ = _number_at(records.column("key"), 2, ">i2")
-    epochs, known = _number_at(records.column("value"), 2, ">i4")
+    epochs, has_epoch = _number_at(records.column("value"), 2, ">i4")
     marker = control & (kinds >= 0) & (kinds < len(END_TXN_MARKERS))
     number = np.minimum(np.where(kinds < 0, len(_CONTROL_TYPES), kinds), len(_CONTROL_TYPES))
     names = look_up_names((*_CONTROL_TYPES, "UNKNOWN"), number)
     said = pc.if_else(pa.array(marker), names, joined(names, "(", kinds, ")"))
-    return pc.if_else(pa.array(control), said, None), pa.array(epochs, pa.int32(), mask=~(marker & known))
+    return pc.if_else(pa.array(control), said, None), pa.array(epochs, pa.int32(), mask=~(marker & has_epoch))
 
 
 def _number_at(values: Any, first: int, kind: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return (int64[n], bool[n]): the number at byte `first` of each value, or -1, and whether it is there."""
     data, at = spans_of(values)
     size = np.dtype(kind).itemsize
-    there = (np.diff(at) >= first + size) & np.asarray(values.is_valid())
+    has_number = (np.diff(at) >= first + size) & np.asarray(values.is_valid())
     out = np.full(len(values), -1, np.int64)
-    places = at[:-1][there].astype(np.int64)[:, None] + first + np.arange(size)
-    out[there] = data[places].view(kind)[:, 0]
-    return out, there
+    places = at[:-1][has_number].astype(np.int64)[:, None] + first + np.arange(size)
+    out[has_number] = data[places].view(kind)[:, 0]
+    return out, has_number
 
 
 def control_text(records: Any) -> Any:
@@ -122,14 +122,14 @@ def control_text(records: Any) -> Any:
 
 def _kraft_records(records: Any) -> Any:
     """Return the text of a KRaft log's control records; null elsewhere. A Python loop, over those records only."""
-    said = np.full(len(records), None, object)
+    texts = np.full(len(records), None, object)
     kinds, _ = _number_at(records.column("key"), 2, ">i2")
     rows = np.flatnonzero(np.asarray(records.column("control")) & (kinds >= len(END_TXN_MARKERS)))
     values = records.column("value").take(pa.array(rows)).to_pylist()
     for row, kind, value in zip(rows.tolist(), kinds[rows].tolist(), values, strict=True):
         text = control_record_text(kind, value)
-        said[row] = None if text is None else f" {text}"
-    return pa.array(said, pa.string())
+        texts[row] = None if text is None else f" {text}"
+    return pa.array(texts, pa.string())
 
 
 TIMESTAMP_TYPES: Final = ("NoTimestampType", "CreateTime", "LogAppendTime")  # by timestampType + 1
@@ -267,14 +267,14 @@ def _json(column: Any) -> Any:
     array = pa.array(np.ascontiguousarray(column)) if isinstance(column, np.ndarray) else column
     if pa.types.is_list(array.type):
         texts = pc.binary_join(pa.ListArray.from_arrays(array.offsets, _text(_json(array.values))), ",")
-        said = joined("[", pc.fill_null(texts, ""), "]")
+        text = joined("[", pc.fill_null(texts, ""), "]")
     elif pa.types.is_struct(array.type):
-        said = json_lines({field.name: array.field(field.name) for field in array.type})
+        text = json_lines({field.name: array.field(field.name) for field in array.type})
     elif pa.types.is_string(array.type):
-        said = joined('"', rewritten(pc.fill_null(array, ""), escape_json, 6), '"')
+        text = joined('"', rewritten(pc.fill_null(array, ""), escape_json, 6), '"')
     else:
-        said = array.cast(pa.string())
-    return pc.if_else(pc.is_valid(array), said, "null") if array.null_count else said
+        text = array.cast(pa.string())
+    return pc.if_else(pc.is_valid(array), text, "null") if array.null_count else text
 
 
 def batch_columns(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> dict[str, Any]:

@@ -241,19 +241,19 @@ def _coordinator(records: dict[int, str], keys: Any, values: Any, offsets: NDArr
     problem = pc.coalesce(key_problem, value_problem)
     if problem.null_count < len(problem):  # the problem takes the key's place, and there is no payload
         wrong = problem.is_valid()
-        told = [
+        texts = [
             text.format(offset) if text is not None else None
             for text, offset in zip(problem.to_pylist(), offsets.tolist(), strict=True)
         ]
-        key_text = pc.if_else(wrong, pa.array(told, pa.string()), key_text)
+        key_text = pc.if_else(wrong, pa.array(texts, pa.string()), key_text)
         payload = pc.if_else(wrong, pa.scalar(None, pa.string()), payload)
     return key_text, payload
 
 
 def _key(data: bytes | None, records: dict[int, str]) -> DecodedText:
     if data is None:
-        told = "Failed to decode message at offset {} using the specified decoder (message had a missing key)"
-        return DecodedText(problem=told)
+        message = "Failed to decode message at offset {} using the specified decoder (message had a missing key)"
+        return DecodedText(problem=message)
     if len(data) < _TYPE.size:
         return DecodedText(problem=_error("Could not read version from key's buffer."))
     (record_type,) = _TYPE.unpack_from(data)
@@ -262,8 +262,8 @@ def _key(data: bytes | None, records: dict[int, str]) -> DecodedText:
     try:
         text, _ = reader(records[record_type] + "Key", 0)(data, _TYPE.size)
     except MessageError as error:
-        told = f"Could not read record with version {record_type} from key's buffer due to: {error}."
-        return DecodedText(problem=_error(told))
+        message = f"Could not read record with version {record_type} from key's buffer due to: {error}."
+        return DecodedText(problem=_error(message))
     return DecodedText(f'{{"type":"{record_type}","data":{text}}}', record_type=record_type)
 
 
@@ -299,18 +299,20 @@ def _protocol_type(data: bytes, version: int) -> bytes:
 
 
 def _framed(
-    records: dict[int, str], show: Callable[[int, int, str], str], told: str, keys: Any, values: Any, offsets: Any
+    records: dict[int, str], show: Callable[[int, int, str], str], prefix: str, keys: Any, values: Any, offsets: Any
 ) -> tuple[Any, Any]:
     codes, distinct = _distinct(values)
-    text, problem = _taken([_frame(data, records, show, told) for data in distinct], codes)
+    text, problem = _taken([_frame(data, records, show, prefix) for data in distinct], codes)
     return pa.nulls(len(values), pa.string()), _or_problem(text, problem, offsets)
 
 
-def _frame(data: bytes | None, records: dict[int, str], show: Callable[[int, int, str], str], told: str) -> DecodedText:
+def _frame(
+    data: bytes | None, records: dict[int, str], show: Callable[[int, int, str], str], prefix: str
+) -> DecodedText:
     try:
         return DecodedText(show(*framed_message(data, records)))
     except MessageError as error:
-        return DecodedText(problem=told + _braces(str(error)))
+        return DecodedText(problem=prefix + _braces(str(error)))
 
 
 def framed_message(data: bytes | None, records: dict[int, str]) -> tuple[int, int, str]:
@@ -408,12 +410,12 @@ def _or_problem(text: Any, problem: Any, offsets: NDArray[np.int64]) -> Any:
     return pc.coalesce(pa.array(said, pa.string()), text)
 
 
-def _error(said: str) -> str:
-    return "Error at offset {}, skipping. " + _braces(said)
+def _error(message: str) -> str:
+    return "Error at offset {}, skipping. " + _braces(message)
 
 
-def _braces(said: str) -> str:
-    return said.replace("{", "{{").replace("}", "}}")
+def _braces(message: str) -> str:
+    return message.replace("{", "{{").replace("}", "}}")
 
 
 _DECODERS: Final[dict[str, Callable[[Any, Any, Any], tuple[Any, Any]]]] = {

@@ -128,21 +128,21 @@ def _struct(fields: tuple[Field, ...], how: _Read) -> Read:
         n, at = varint(data, at)
         if n <= 0:
             return "{" + ",".join(parts) + "}", at
-        found = dict(zip(places, parts, strict=True))
+        text_by_place = dict(zip(places, parts, strict=True))
         for _ in range(n):
             tag, at = varint(data, at)
             size, at = varint(data, at)
             if tag in tagged:
                 place, head, default, read = tagged[tag]
                 text, at = read(data, at)
-                found.pop(place, None)
+                text_by_place.pop(place, None)
                 if text != default:
-                    found[place] = head + text
+                    text_by_place[place] = head + text
             elif tag in later:
                 raise MessageError(f"Tag {tag} is not valid for version {version}")
             else:
                 at = checked_end(data, at, size)
-        return "{" + ",".join(found[place] for place in sorted(found)) + "}", at
+        return "{" + ",".join(text_by_place[place] for place in sorted(text_by_place)) + "}", at
 
     return read_flexible if how.flexible else read_plain
 
@@ -218,11 +218,11 @@ def _sized(name: str, kind: str, null: bool, flexible: bool, show: Callable[[byt
 def _nullable_struct(read: Read, *, tagged: bool) -> Read:
     def read_nullable(data: bytes, at: int) -> tuple[str, int]:
         if tagged:
-            there, at = varint(data, at)
-            there -= 1
+            marker, at = varint(data, at)
+            marker -= 1
         else:
-            there, at = struct.unpack_from(">b", data, at)[0], at + 1
-        return read(data, at) if there >= 0 else (_NULL, at)
+            marker, at = struct.unpack_from(">b", data, at)[0], at + 1
+        return read(data, at) if marker >= 0 else (_NULL, at)
 
     return read_nullable
 

@@ -50,14 +50,14 @@ class Message:
 def messages() -> dict[str, Message]:
     """Return all messages of the table, by name."""
     lines = [line for line in _TABLE.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-    found = {}
+    by_name = {}
     at = 0
     while at < len(lines):
         name, versions, *options = lines[at].split()
         fields, at = _fields(lines, at + 1, 2)
         flexible = dict(_option(option) for option in options).get("flexible")
-        found[name] = Message(name, _versions(versions), _versions(flexible) if flexible else None, fields)
-    return found
+        by_name[name] = Message(name, _versions(versions), _versions(flexible) if flexible else None, fields)
+    return by_name
 
 
 def versions_of(name: str) -> Versions:

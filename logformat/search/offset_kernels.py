@@ -101,16 +101,16 @@ def read_batch(window: Window, position: int, previous: int) -> tuple[Any, ...]:
     is FOUND, NONE (the log ends, maybe with an incomplete batch), NEED or BAD_BATCH.
     """
     buf, none = window.buf, np.int64(0)
-    there = window.end - position
-    if there <= MAGIC_OFFSET:
+    n_available = window.end - position
+    if n_available <= MAGIC_OFFSET:
         return NONE, none, none, none, none, none, none
     at = position - window.origin
-    if at < 0 or at + min(there, V3_LARGEST_HEADER) > buf.shape[0]:
+    if at < 0 or at + min(n_available, V3_LARGEST_HEADER) > buf.shape[0]:
         return NEED, none, none, none, none, none, none
-    problem, expected, found, size = frame_batch(buf, at, at + there)
+    problem, expected, found, size = frame_batch(buf, at, at + n_available)
     if problem != FRAMED:
         return BAD_BATCH, none, none, none, np.int64(problem), np.int64(expected), np.int64(found)
-    if size > there:
+    if size > n_available:
         return NONE, none, none, none, none, none, none
     first = np.int64(load_i64(buf, at))
     last_delta = none

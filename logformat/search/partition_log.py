@@ -328,15 +328,15 @@ class PartitionLog:
             found = self._records.find(self._segment(number), targets, self._log_start)
             self._put(number, found, rows, out)
 
-    def _put(self, number: int, found: NDArray[np.void], rows: Any, out: NDArray[np.void]) -> None:
+    def _put(self, number: int, answers: NDArray[np.void], rows: Any, out: NDArray[np.void]) -> None:
         """Write RECORD[m] into m rows of `out` (TIME_ANSWER); a record that cannot be read yet is no answer."""
-        there = found["offset"] >= 0
+        is_readable = answers["offset"] >= 0
         if self._end_offset is not None:
-            there &= found["offset"] < self.latest
-        answer = np.full(len(found), NO_ANSWER)
-        answer["segment_base_offset"][there] = self._bases[number]
+            is_readable &= answers["offset"] < self.latest
+        answer = np.full(len(answers), NO_ANSWER)
+        answer["segment_base_offset"][is_readable] = self._bases[number]
         for name in ("offset", "timestamp", "leader_epoch", "position"):
-            answer[name][there] = found[name][there]
+            answer[name][is_readable] = answers[name][is_readable]
         out[rows] = answer
 
     def _first_with(self, timestamp: int) -> int | None:
@@ -375,21 +375,21 @@ class PartitionLog:
     def _ends(self) -> tuple[int, int]:
         """Return the log end offset, and the end of reading."""
         if self._end is None:
-            found = self._known_end
-            if found is None:
-                found = self._segment(len(self._bases) - 1).next_offset() if self._bases else 0
-            if found < self._log_start and self._bases:
+            end = self._known_end
+            if end is None:
+                end = self._segment(len(self._bases) - 1).next_offset() if self._bases else 0
+            if end < self._log_start and self._bases:
                 last = self.segments[-1]
                 _, path = located(self._place, last.root, last.path)
                 raise LogFormatError(
                     "side_file",
                     path,
                     0,
-                    f"a log start of at most {found}, the log end",
+                    f"a log start of at most {end}, the log end",
                     f"{self._log_start} in its checkpoint",
                     hint="the checkpoint belongs to another log",
                 )
-            log_end = max(found, self._log_start)
+            log_end = max(end, self._log_start)
             bound = log_end if self._end_offset is None else min(self._end_offset, log_end)
             self._end = log_end, max(bound, self._log_start)
         return self._end

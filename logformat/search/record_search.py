@@ -50,10 +50,10 @@ class RecordSearch:
         while len(asked):
             candidates = segment.find_times(targets[asked], start_offset, after)
             asked = asked[: len(candidates)]
-            found = self._first(segment, candidates, targets[asked], start_offset, exact=False)
-            out[asked] = found
+            places = self._first(segment, candidates, targets[asked], start_offset, exact=False)
+            out[asked] = places
             # A header may promise a timestamp that no record has, or only one below the start: go on behind that batch.
-            missed = found["offset"] < 0
+            missed = places["offset"] < 0
             asked, after = asked[missed], (candidates["position"] + candidates["size"])[missed]
         return out
 

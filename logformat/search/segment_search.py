@@ -186,10 +186,13 @@ class SearchableSegment:
         entry = entries[(n - 1) * entry_size : n * entry_size].tobytes()
         timestamp, offset = (int.from_bytes(part, "big", signed=True) for part in (entry[:8], entry[8:]))
         offset += self.base_offset if entry_size == k.TIME_ENTRY else 0
-        found = np.empty(1, LOCATION)
-        if not self.find_offsets(np.full(1, offset), np.zeros(1, np.int64), found):
+        location = np.empty(1, LOCATION)
+        if not self.find_offsets(np.full(1, offset), np.zeros(1, np.int64), location):
             return None
-        start, largest = int(found["position"][0]), Largest(timestamp, int(found["position"][0]), int(found["size"][0]))
+        start, largest = (
+            int(location["position"][0]),
+            Largest(timestamp, int(location["position"][0]), int(location["size"][0])),
+        )
         reader = LogReader(_BUFFER_BYTES)
         for chunk in reader.headers(self._log(), start):
             if chunk.position == start and chunk.batches["max_timestamp"][0] != timestamp:

@@ -162,19 +162,22 @@ class MetaProperties:
 
 def read_meta_properties(data: bytes, path: str) -> MetaProperties:
     """Parse a `meta.properties` of version 0 or 1. Raise kind "side_file" if it is not one."""
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for line in _text(data, path).splitlines():
         stripped = line.strip()
         if stripped and stripped[0] not in "#!":
             parts = re.fullmatch(r"((?:\\.|[^\\\s:=])+)\s*[:=]?\s*(.*)", stripped)
             if parts is not None:
-                found[_unescape(parts[1])] = _unescape(parts[2])
-    version = found.get("version", "") or "none"
+                properties[_unescape(parts[1])] = _unescape(parts[2])
+    version = properties.get("version", "") or "none"
     if version not in ("0", "1"):
         raise LogFormatError("side_file", path, 0, "version 0 or 1", version)
-    node_id = found.get("broker.id" if version == "0" else "node.id", "-1")
+    node_id = properties.get("broker.id" if version == "0" else "node.id", "-1")
     return MetaProperties(
-        int(version), _integer(node_id, 0, path, 32), found.get("cluster.id", ""), found.get("directory.id", "")
+        int(version),
+        _integer(node_id, 0, path, 32),
+        properties.get("cluster.id", ""),
+        properties.get("directory.id", ""),
     )
 
 
@@ -233,8 +236,8 @@ def _unescape(text: str) -> str:
     """Resolve Java properties' escapes; in Kafka's own files only ":" and "=" are escaped."""
     named = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
-    def character(found: re.Match[str]) -> str:
-        code = found[1]
+    def character(match: re.Match[str]) -> str:
+        code = match[1]
         return chr(int(code[1:], 16)) if len(code) == 5 else named.get(code, code)
 
     return _ESCAPE.sub(character, text)

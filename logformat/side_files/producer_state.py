@@ -183,10 +183,10 @@ def _combine(
     """
     producers = later.producers
     at = np.searchsorted(earlier["producer_id"], producers["producer_id"])
-    known = np.zeros(len(producers), np.bool_)
+    has_earlier = np.zeros(len(producers), np.bool_)
     within = at < len(earlier)
-    known[within] = earlier["producer_id"][at[within]] == producers["producer_id"][within]
-    before, after = _take(earlier, at[known]), _take(producers, known)
+    has_earlier[within] = earlier["producer_id"][at[within]] == producers["producer_id"][within]
+    before, after = _take(earlier, at[has_earlier]), _take(producers, has_earlier)
     outside = (before["current_txn_first_offset"] >= 0) & (after["plain_offset"] >= 0)
     if outside.any():
         first = int(np.where(outside, after["plain_offset"], _NEVER).argmin())
@@ -197,15 +197,15 @@ def _combine(
             int(after["producer_id"][first]),
             int(before["current_txn_first_offset"][first]),
         )
-    markers = _resolve(earlier, later, at, known, complete)
+    markers = _resolve(earlier, later, at, has_earlier, complete)
     combined = earlier if complete else _rows(earlier).copy().view(PRODUCER_SUMMARY)
-    _rows(combined)[at[known]] = _rows(_compose(before, after))
-    if not known.all():
-        new = at[~known] + np.arange(np.count_nonzero(~known))  # rows of the producers that come in between
+    _rows(combined)[at[has_earlier]] = _rows(_compose(before, after))
+    if not has_earlier.all():
+        new = at[~has_earlier] + np.arange(np.count_nonzero(~has_earlier))  # rows of the producers that come in between
         old = np.ones(len(earlier) + len(new), np.bool_)
         old[new] = False
         both = np.empty(len(old), PRODUCER_SUMMARY)
-        _rows(both)[old], _rows(both)[new] = _rows(combined), _rows(producers)[~known]
+        _rows(both)[old], _rows(both)[new] = _rows(combined), _rows(producers)[~has_earlier]
         combined = both
     return combined, markers
 
@@ -234,11 +234,15 @@ def _compose(before: NDArray[np.void], after: NDArray[np.void]) -> NDArray[np.vo
 
 
 def _resolve(
-    earlier: NDArray[np.void], later: ProducerSummary, at: NDArray[np.int64], known: NDArray[np.bool_], complete: bool
+    earlier: NDArray[np.void],
+    later: ProducerSummary,
+    at: NDArray[np.int64],
+    has_earlier: NDArray[np.bool_],
+    complete: bool,
 ) -> NDArray[np.void]:
     """Return the markers of `later`, MARKER[<= m], completed from `earlier`, without those that close nothing.
 
-    at, known: the row of `earlier` for each producer of `later`, if there is one.
+    at, has_earlier: the row of `earlier` for each producer of `later`, if there is one.
     """
     markers = _rows(later.markers).copy().view(MARKER)
     if not len(markers):
@@ -247,14 +251,14 @@ def _resolve(
     row = np.searchsorted(producers["producer_id"], markers["producer_id"])
     is_first = producers["first_marker"][row] == markers["last_offset"]
     began = np.full(len(producers), -1, np.int64)
-    began[known] = earlier["current_txn_first_offset"][at[known]]
+    began[has_earlier] = earlier["current_txn_first_offset"][at[has_earlier]]
     continues = is_first & (began[row] >= 0)
     markers["first_offset"][continues] = began[row][continues]
 
     # The oldest transaction from before `later` that is still open behind each marker: its closing marker comes later.
     closed_at = np.full(len(earlier), _NEVER, np.int64)
-    first_marker = producers["first_marker"][known]
-    closed_at[at[known]] = np.where(first_marker >= 0, first_marker, _NEVER)
+    first_marker = producers["first_marker"][has_earlier]
+    closed_at[at[has_earlier]] = np.where(first_marker >= 0, first_marker, _NEVER)
     is_open = earlier["current_txn_first_offset"] >= 0
     closed_at, first_offset = closed_at[is_open], earlier["current_txn_first_offset"][is_open]
     order = np.argsort(closed_at)
@@ -263,7 +267,7 @@ def _resolve(
     np.minimum(markers["last_stable_offset"], still_open, out=markers["last_stable_offset"])
 
     decided = np.full(len(producers), complete)
-    decided[known] |= earlier["first_marker"][at[known]] >= 0
+    decided[has_earlier] |= earlier["first_marker"][at[has_earlier]] >= 0
     closes_nothing = is_first & (markers["first_offset"] < 0) & decided[row]
     return _take(markers, ~closes_nothing)
 

@@ -31,43 +31,43 @@ _OBJECT_STORES: Final = re.compile(
 )
 
 
-def classify_message(said: str) -> str | None:
+def classify_message(message: str) -> str | None:
     """Return the kind of bucket failure that a message of object_store reports; None for any other message."""
-    said = _plain(said)
-    if _OBJECT_STORES.search(said) is None:
+    message = _plain(message)
+    if _OBJECT_STORES.search(message) is None:
         return None
-    found, code = _STATUS.search(said), _CODE.search(said)
-    status = int(found[1]) if found else 0
+    status_match, code = _STATUS.search(message), _CODE.search(message)
+    status = int(status_match[1]) if status_match else 0
     if code is not None and code[1] in _NO_BUCKETS:
         return NO_BUCKET
-    if status in (408, 429) or status >= 500 or "NoSuchUpload" in said:
+    if status in (408, 429) or status >= 500 or "NoSuchUpload" in message:
         return UNAVAILABLE
-    if _EXPIRED.search(said):
+    if _EXPIRED.search(message):
         return EXPIRED
-    if status in (401, 403) or (status in (0, 400) and _DENIED.search(said)):
+    if status in (401, 403) or (status in (0, 400) and _DENIED.search(message)):
         return DENIED
-    return UNAVAILABLE if status == 0 and _UNAVAILABLE.search(said) else None
+    return UNAVAILABLE if status == 0 and _UNAVAILABLE.search(message) else None
 
 
-def in_one_line(said: str) -> str:
+def in_one_line(message: str) -> str:
     """Return the decisive words of a library's message, which may have many lines and colours, in one line."""
-    plain = re.split(r"\n +0: |\n\nDebug source:", _plain(said))[0]  # Rust's backtrace, its structure
+    plain = re.split(r"\n +0: |\n\nDebug source:", _plain(message))[0]  # Rust's backtrace, its structure
     if code := _CODE.search(plain):
         words = " ".join(re.split(r"\nRequestId:", code[2] or "")[0].split()).strip(" .")
         return code[1] if words in ("", code[1]) else f"{code[1]}: {words}"
     if found := _STATUS.search(plain):
         return f"{found[1]}{found[2]}".strip()
     if _UNAVAILABLE.search(plain):
-        why = _WHY.search(said)
+        why = _WHY.search(message)
         words = next(filter(None, why.groups()), "") if why else ""
         return {"TimedOut": "no answer in time", "IncompleteMessage": "the connection was closed"}.get(words) or (
             words or "error sending request"
         )
-    lines = re.split(r"↳|\n", re.split(r"\n +0: |\n\nDebug source:", _COLOUR.sub("", said))[0])
+    lines = re.split(r"↳|\n", re.split(r"\n +0: |\n\nDebug source:", _COLOUR.sub("", message))[0])
     parts = [line.strip(" .") for line in lines if line.strip()]
     return ": ".join(dict.fromkeys(parts[-2:])) if parts else "no answer"
 
 
-def _plain(said: str) -> str:
+def _plain(message: str) -> str:
     """Return a message without colours, and without the lines into which delta-rs breaks it."""
-    return re.sub(r"\s*\n\s*↳\s*", ": ", _COLOUR.sub("", said)).strip()
+    return re.sub(r"\s*\n\s*↳\s*", ": ", _COLOUR.sub("", message)).strip()

@@ -81,10 +81,10 @@ def parse_bucket(uri: str) -> Bucket | None:
     if "?" in authority or "?" in rest:
         raise pa.ArrowInvalid(f"settings (?) in it: give them by the environment ({ENDPOINTS.get(scheme, '')})")
     if scheme == "s3":
-        found = _s3(authority)
+        bucket = _s3(authority)
     else:
-        found = _google(authority) if scheme == "gs" else _azure(scheme, authority)
-    return replace(found, uri=f"{scheme}://{quote(authority, safe='@')}")
+        bucket = _google(authority) if scheme == "gs" else _azure(scheme, authority)
+    return replace(bucket, uri=f"{scheme}://{quote(authority, safe='@')}")
 
 
 def bucket_path(uri: str) -> str:
@@ -102,10 +102,10 @@ def is_bucket(uri: str) -> bool:
 def address(uri: str) -> tuple[str, ...] | None:
     """Return the identity of a URI's bucket, (scheme, account, name), in any spelling; None: not a bucket."""
     try:
-        found = parse_bucket(uri)
+        bucket = parse_bucket(uri)
     except pa.ArrowInvalid:
         return None
-    return None if found is None else (found.scheme, found.account, found.name)
+    return None if bucket is None else (bucket.scheme, bucket.account, bucket.name)
 
 
 def delta_place(bucket: Bucket, path: str) -> tuple[str, dict[str, str]]:
@@ -188,15 +188,15 @@ def _profile(config: str, credentials: str, name: str) -> dict[str, str]:
 
     session = botocore.session.Session(profile=name or None)
     try:
-        found: dict[str, Any] = session.get_scoped_config()
-        services = session.full_config.get("services", {}).get(found.get("services"), {}).get("s3", {})
+        profile: dict[str, Any] = session.get_scoped_config()
+        services = session.full_config.get("services", {}).get(profile.get("services"), {}).get("s3", {})
     except botocore.exceptions.BotoCoreError as error:
         raise pa.ArrowInvalid(f"a profile that cannot be read: {error}") from error
     out = {
-        "endpoint_url": services.get("endpoint_url") or found.get("endpoint_url", ""),
-        "addressing_style": found.get("s3", {}).get("addressing_style", ""),
+        "endpoint_url": services.get("endpoint_url") or profile.get("endpoint_url", ""),
+        "addressing_style": profile.get("s3", {}).get("addressing_style", ""),
     }
-    return {**out, **{key: found[key] for key in ("region", "ca_bundle") if key in found}}
+    return {**out, **{key: profile[key] for key in ("region", "ca_bundle") if key in profile}}
 
 
 def _azure(scheme: str, authority: str) -> Bucket:

@@ -58,17 +58,17 @@ def refuse_secrets(text: str) -> None:
 def has_secret(text: str) -> bool:
     """Return whether a URI in `text` seems to hold credentials, judged by their place in it."""
     plain = unquote(text)
-    found = plain != text and has_secret(plain)
+    is_secret = plain != text and has_secret(plain)
     for uri in _URI.finditer(text):
         scheme, authority = (uri["scheme"] or uri["store"]).lower().removeprefix(TIERED), unquote(uri["authority"])
         behind = _AFTER_SLASHES.match(text, uri.end()) if scheme in _BUCKETS and not authority else None
-        found = found or (behind is not None and _is_secret(scheme, unquote(behind[1])))
-        found = found or _is_secret(scheme, authority)
-        found = found or any(
+        is_secret = is_secret or (behind is not None and _is_secret(scheme, unquote(behind[1])))
+        is_secret = is_secret or _is_secret(scheme, authority)
+        is_secret = is_secret or any(
             _SECRET_NAME.search(unquote(parameter["name"])) or "@" in unquote(parameter["value"])
             for parameter in _PARAMETER.finditer(text, uri.end())
         )
-    return found
+    return is_secret
 
 
 def _is_secret(scheme: str, authority: str) -> bool:

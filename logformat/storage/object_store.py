@@ -400,10 +400,10 @@ def _store_for_uri(uri: str) -> ObjectStore:
     return ObjectStore(bucket)
 
 
-def _file_info(bucket: Bucket, found: Any) -> pafs.FileInfo:
-    mtime_ns = int(found["last_modified"].timestamp() * 1e6) * 1000
-    path = f"{bucket.name}/{found['path']}"
-    return pafs.FileInfo(path, pafs.FileType.File, mtime_ns=mtime_ns, size=found["size"])
+def _file_info(bucket: Bucket, entry: Any) -> pafs.FileInfo:
+    mtime_ns = int(entry["last_modified"].timestamp() * 1e6) * 1000
+    path = f"{bucket.name}/{entry['path']}"
+    return pafs.FileInfo(path, pafs.FileType.File, mtime_ns=mtime_ns, size=entry["size"])
 
 
 @cache
@@ -424,13 +424,13 @@ def _opened(bucket: Bucket, silent_seconds: int, process: int) -> Any:
     try:
         if bucket.certificates:
             client["root_certificate"] = Path(bucket.certificates).read_bytes()
-        return _made(bucket, client)
+        return _make_store(bucket, client)
     except (*_FAILURES, ValueError) as error:
         said = in_one_line(str(error))
         raise AccessError(DENIED, str(bucket), f"its settings or credentials cannot be used: {said}") from error
 
 
-def _made(bucket: Bucket, client: dict[str, Any]) -> Any:
+def _make_store(bucket: Bucket, client: dict[str, Any]) -> Any:
     given: dict[str, Any] = {
         "config": dict(bucket.settings),
         "client_options": client,

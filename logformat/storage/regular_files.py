@@ -136,10 +136,10 @@ def files_below(filesystem: Any, path: str) -> list[pafs.FileInfo]:
     links: list[str] = []
     while folders or links:
         folder = folders.pop() if folders else links.pop(0)
-        found = Path(folder).stat()
-        if (found.st_dev, found.st_ino) in seen:
+        status = Path(folder).stat()
+        if (status.st_dev, status.st_ino) in seen:
             continue
-        seen.add((found.st_dev, found.st_ino))
+        seen.add((status.st_dev, status.st_ino))
         listed = filesystem.get_file_info(pafs.FileSelector(folder))
         out += listed
         for info in text_entries(listed)[0]:

@@ -79,17 +79,17 @@ def remote_partition(path: str) -> RemotePartition | None:
     folder of Pinterest's uploader is named like a partition's folder.
     """
     above, _, name = path.rpartition("/")
-    if found := _FOLDER.fullmatch(name):
-        topic, number, layout = found["topic"], found["partition"], "kafka"
-    elif _NUMBER.fullmatch(name) and (found := _TOPIC.fullmatch(above.rpartition("/")[2])):
-        topic, number, layout = found["topic"], name, "aiven"
+    if match := _FOLDER.fullmatch(name):
+        topic, number, layout = match["topic"], match["partition"], "kafka"
+    elif _NUMBER.fullmatch(name) and (match := _TOPIC.fullmatch(above.rpartition("/")[2])):
+        topic, number, layout = match["topic"], name, "aiven"
     elif (plain := names.parse_partition_folder(name)) is not None and not plain.mark:
         return RemotePartition(plain.topic, plain.partition, "", "pinterest")
     else:
         return None
     if not names.is_topic(topic) or int(number) > names.MAX_PARTITION:
         return None
-    return RemotePartition(topic, int(number), found["id"], layout)
+    return RemotePartition(topic, int(number), match["id"], layout)
 
 
 def _object(layout: str, name: str) -> tuple[int, str, str] | None:
@@ -97,10 +97,10 @@ def _object(layout: str, name: str) -> tuple[int, str, str] | None:
     if layout == "pinterest":
         file = names.parse_segment_file(name)
         return None if file is None or file.suffix or file.kind not in COMPLETE[layout] else (file.base, "", file.kind)
-    found = _OBJECT.fullmatch(name)
-    if found is None or int(found["start"]) > names.MAX_OFFSET:
+    match = _OBJECT.fullmatch(name)
+    if match is None or int(match["start"]) > names.MAX_OFFSET:
         return None
-    return int(found["start"]), found["id"], found["kind"]
+    return int(match["start"]), match["id"], match["kind"]
 
 
 def holds_segments(path: str, files: Iterable[str]) -> bool:
@@ -111,9 +111,12 @@ def holds_segments(path: str, files: Iterable[str]) -> bool:
 
 def group_copies(partition: RemotePartition, files: Iterable[Any]) -> list[UploadedCopy]:
     """Return the copies of segments that these files (pyarrow.fs.FileInfo) make up, by offset and id."""
-    found: dict[tuple[int, str], dict[str, Any]] = {}
+    objects_by_copy: dict[tuple[int, str], dict[str, Any]] = {}
     for info in files:
         if (named := _object(partition.layout, info.base_name)) is not None:
             start, segment_id, kind = named
-            found.setdefault((start, segment_id), {})[kind] = info
-    return [UploadedCopy(start, name, partition.layout, objects) for (start, name), objects in sorted(found.items())]
+            objects_by_copy.setdefault((start, segment_id), {})[kind] = info
+    return [
+        UploadedCopy(start, name, partition.layout, objects)
+        for (start, name), objects in sorted(objects_by_copy.items())
+    ]

@@ -58,7 +58,7 @@ class _Shown:
     mtime_ns: int
     contents: Contents | None = None
     kind: str = ""
-    made: bytes = b""
+    content: bytes = b""
     position: int = 0  # of its first byte in the copy's file
 
 
@@ -90,7 +90,7 @@ class _Folder:
             for kind in (names.INDEX, names.TIME_INDEX, names.TXN_INDEX) if not piece.cut else ():
                 show(names.segment_file(piece.begin, kind), contents, kind)
             if piece.cut and (aborts := _aborts(piece)):
-                made = _Shown(len(aborts), log.mtime_ns, made=aborts)
+                made = _Shown(len(aborts), log.mtime_ns, content=aborts)
                 out[names.segment_file(piece.begin, names.TXN_INDEX)] = made
             if piece.stop > piece.extent.last:
                 show(names.segment_file(piece.stop, names.SNAPSHOT), contents, names.SNAPSHOT)
@@ -104,7 +104,7 @@ class _Folder:
         metadata = checkpoints.write_partition_metadata(
             checkpoints.parse_uuid(self.partition.topic_id, "a folder's name")
         )
-        out[names.PARTITION_METADATA] = _Shown(len(metadata), 0, made=metadata)
+        out[names.PARTITION_METADATA] = _Shown(len(metadata), 0, content=metadata)
         return out
 
 
@@ -133,7 +133,7 @@ class TieredFileSystem:
         if found is None:
             raise FileNotFoundError(f"{path}: no such file among the remote segments")
         if found.contents is None:
-            return pa.BufferReader(found.made)
+            return pa.BufferReader(found.content)
         file = found.contents.open(found.kind)
         return file if not found.position else pa.PythonFile(_From(file, found.position), "r")
 
@@ -170,22 +170,22 @@ class TieredFileSystem:
         return found
 
     def _folder(self, folder: str, partition: RemotePartition, *, again: bool = False) -> _Folder:
-        known = _KNOWN.get((self._uri, folder))
-        if known is not None and not all(c.filesystem.equals(self.filesystem) for c in known.contents[:1]):
-            known = None  # another endpoint since
-        if known is not None and not again:
-            return known
+        cached = _KNOWN.get((self._uri, folder))
+        if cached is not None and not all(c.filesystem.equals(self.filesystem) for c in cached.contents[:1]):
+            cached = None  # another endpoint since
+        if cached is not None and not again:
+            return cached
         selector = pafs.FileSelector(folder, allow_not_found=not partition.topic_id)
         listed, _ = text_entries(self.filesystem.get_file_info(selector))
         if not partition.topic_id and all(info.base_name != names.UPLOADED for info in listed):
             _KNOWN[self._uri, folder] = _Folder(partition, [], plain=True)
             return _KNOWN[self._uri, folder]
         copies = group_copies(partition, (info for info in listed if info.type == pafs.FileType.File))
-        before = {c.copy: c for c in known.contents} if known is not None else {}
+        before = {c.copy: c for c in cached.contents} if cached is not None else {}
         same = {copy: before[copy] for copy in copies if copy in before and _equal(before[copy].copy, copy)}
         found = _Folder(partition, [same.get(copy) or Contents(self.filesystem, copy) for copy in copies])
-        if known is not None and len(same) == len(copies) == len(before):
-            return known
+        if cached is not None and len(same) == len(copies) == len(before):
+            return cached
         _KNOWN[self._uri, folder] = found
         return found
 
@@ -325,9 +325,9 @@ def _is_hidden(partition: RemotePartition, info: pafs.FileInfo) -> bool:
     return info.type == pafs.FileType.File and bool(group_copies(partition, [info]))
 
 
-def _equal(one: UploadedCopy, other: UploadedCopy) -> bool:
+def _equal(copy: UploadedCopy, other: UploadedCopy) -> bool:
     """Return whether two listings of a copy found the same objects."""
-    return {k: (i.path, i.size, i.mtime_ns) for k, i in one.objects.items()} == {
+    return {k: (i.path, i.size, i.mtime_ns) for k, i in copy.objects.items()} == {
         k: (i.path, i.size, i.mtime_ns) for k, i in other.objects.items()
     }
 

@@ -196,7 +196,7 @@ def dump(root: Path, work: Path) -> Seen:
     ):  # fmt: skip
         out = io.BytesIO()
         report = inspect(options, Silent(), out.write)
-        said = "".join(report.said)
+        said = "".join(report.messages)
         shown.append((out.getvalue().replace(str(root).encode(), b""), said.replace(str(root), "")))
         if options.as_json:
             for line in out.getvalue().splitlines():

@@ -80,10 +80,10 @@ def test_inspect_shows_the_others_and_counts_names_that_are_no_utf8(archive, tmp
     assert b"".join(shown).count(b"\n") == b"".join(want).count(b"\n")
     left_out = 3 * (1 if below else 2)  # what is in a folder of such a name is not looked at
     assert f"Ignoring {archive / below}: {left_out} files and folders whose names are not UTF-8\n" in "".join(
-        report.said
+        report.messages
     )
     written = inspect_log.run(InspectOptions((str(archive),), output=str(tmp_path / "out")), Silent(), shown.append)
-    assert "Ignoring" in "".join(written.said)
+    assert "Ignoring" in "".join(written.messages)
     assert {path.partition("/")[0] for path in files_of(tmp_path / "out")} == {"users-0"}
 
 

@@ -259,7 +259,7 @@ def test_inspect_into_files(part: Partition, tmp_path: Path, error: str) -> None
         done = [dump_to_file(task) for task in tasks]
     (failed,) = [d for d in done if d.n_problems]
     assert (failed.name, failed.n_problems) == (bad.name, 1)
-    assert "unwritable" in failed.said[0]
+    assert "unwritable" in failed.tool_lines[0]
 
 
 def test_data_source_quarantine(part: Partition, tmp_path: Path) -> None:

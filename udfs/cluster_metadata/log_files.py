@@ -211,11 +211,11 @@ def newer_changes(filesystem: Any, folders: Iterable[str], offset: int, time_ms:
     for folder in folders:
         try:
             files = list_metadata(filesystem, f"{folder}/{FOLDER}")
-            said = _newer(files, offset, time_ms)
+            change = _newer(files, offset, time_ms)
         except LogFormatError as error:
             return f"it is not known whether they are up to date: {error}"
-        if said is not None:
-            return f"{folder}/{FOLDER} {said}"
+        if change is not None:
+            return f"{folder}/{FOLDER} {change}"
     return None
 
 

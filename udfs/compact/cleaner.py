@@ -195,11 +195,11 @@ def is_last_of_producer(batches: np.ndarray, producers: LastBatches) -> np.ndarr
         return np.zeros(len(batches), np.bool_)
     at = np.searchsorted(producers.producer_id, batches["producer_id"])
     at = np.minimum(at, len(producers.producer_id) - 1)
-    known = (producers.producer_id[at] == batches["producer_id"]) & (batches["producer_id"] >= 0)
+    has_producer = (producers.producer_id[at] == batches["producer_id"]) & (batches["producer_id"] >= 0)
     last = producers.last_offset[at]
     control = (batches["attributes"] & CONTROL_MASK) != 0
     marker = control & (producers.producer_epoch[at] == batches["producer_epoch"])
-    is_last: np.ndarray = known & np.where(last >= 0, batches["last_offset"] == last, marker)
+    is_last: np.ndarray = has_producer & np.where(last >= 0, batches["last_offset"] == last, marker)
     return is_last
 
 

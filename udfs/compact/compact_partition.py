@@ -104,11 +104,11 @@ def clean_in_rounds(
                 rounds[-1].to_read.clear()  # the first round has the same
             first, width = stop, max(int((stop - first) * room / max(rounds[-1].n_keys, 1)), 1)
         check_versions(plan, max(one.highest for one in rounds), any(one.n_keys for one in rounds))
-        found = _Found(plan, analysis, rounds, file)
-        verdicts_of = found.verdicts if analysis.rules.oldest_ms < 0 else None
-        of = Pass(found.mark, plan.loader(None), buffer, tally, verdicts_of)
+        survivors = _Found(plan, analysis, rounds, file)
+        verdicts_of = survivors.verdicts if analysis.rules.oldest_ms < 0 else None
+        of = Pass(survivors.mark, plan.loader(None), buffer, tally, verdicts_of)
         segments = clean_groups(plan, analysis, analysis.groups, lambda _: analysis.rules, of, clock)
-        found.check()
+        survivors.check()
         return segments, tried
 
 
@@ -271,13 +271,13 @@ def _compact(plan: PartitionPlan, extent: Extent, clock: Clock) -> PartitionResu
 
 def check_null_keys(plan: PartitionPlan, tally: Tally) -> None:
     """Raise LogFormatError if the partition holds records without key and the setting null_keys is "fail"."""
-    found = tally["null_keys"]
-    if found and plan.policy.settings.null_keys == "fail":
+    n_null_keys = tally["null_keys"]
+    if n_null_keys and plan.policy.settings.null_keys == "fail":
         raise LogFormatError(
             "null_key",
             plan.name,
             NO_POSITION,
             "a key in every record",
-            f"{found} records without one",
+            f"{n_null_keys} records without one",
             hint="compaction would drop them: --set null.keys=keep or drop, or leave this topic out",
         )

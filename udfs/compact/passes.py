@@ -186,13 +186,13 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     keys = table.keys()
     superseded, filter_bytes = superseded_by_filters(plan, rows, keys["high"])
     schedule = tuple(schedule_segments(plan, analysis, rows, superseded))
-    chosen = [one.number for one in schedule if one.reason != "kept"]
+    chosen = [scheduled.number for scheduled in schedule if scheduled.reason != "kept"]
     kept = None
     if fresh and len(chosen) < len(older) and not plan.run.dry_run:
         kept = write_keys(plan, dirty, analysis.cleanable.first_uncleanable_offset, keys)
     before = _KeysBehind(plan, table, pending)
     rules_of = partial(_prepare_rules, analysis, bounds, chosen, before)
-    groups = [g for one in _neighbours(chosen) for g in _groups(plan, analysis, one)]
+    groups = [g for scheduled in _neighbours(chosen) for g in _groups(plan, analysis, scheduled)]
     rewritten = clean_groups(plan, analysis, groups, rules_of, of, clock)
     return Cleaned(
         replace(analysis, replaced=frozenset([*fresh, *chosen]), superseded=superseded),
@@ -277,7 +277,7 @@ def superseded_by_filters(plan: PartitionPlan, rows: Rows, hashes: np.ndarray) -
 
     hashes: uint64[n], of the keys of new records.
     """
-    found, n_bytes, share_left = {}, 0, 1.0
+    superseded, n_bytes, share_left = {}, 0, 1.0
     for number in sorted(rows, reverse=True):
         row = rows[number]
         key_filter = filter_beside(plan, row)
@@ -286,10 +286,10 @@ def superseded_by_filters(plan: PartitionPlan, rows: Rows, hashes: np.ndarray) -
         n_bytes += key_filter.nbytes
         held, false_share = count_held(key_filter, hashes)
         died = max(np.count_nonzero(held) - false_share * len(hashes), 0) / (1 - false_share) / share_left
-        found[number] = min(row.superseded + round(died), row.records)
+        superseded[number] = min(row.superseded + round(died), row.records)
         share_left *= 1 - false_share  # false matches of a newer filter are not probed in older ones
         hashes = hashes[~held]
-    return found, n_bytes
+    return superseded, n_bytes
 
 
 def schedule_segments(

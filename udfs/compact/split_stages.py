@@ -275,14 +275,14 @@ def _rows_of_block(of: LargePartition, split: int, block: int, group: int, waiti
     order = np.argsort(bucket, kind="stable")  # a radix sort
     counts = np.bincount(bucket, minlength=of.n_buckets)
     dirty = np.bincount(bucket[offsets >= of.first_dirty_offset], minlength=of.n_buckets)
-    there = np.flatnonzero(counts)
-    n, ends = len(there), np.concatenate([[0], np.cumsum(counts[there])])
+    filled = np.flatnonzero(counts)
+    n, ends = len(filled), np.concatenate([[0], np.cumsum(counts[filled])])
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(there * of.n_parts // of.n_buckets, pa.int32()),
-            pa.array(there, pa.int32()),
+            pa.array(filled * of.n_parts // of.n_buckets, pa.int32()),
+            pa.array(filled, pa.int32()),
             *(pa.array(np.full(n, value, np.int32)) for value in (split, block, group)),
-            pa.array(dirty[there], pa.int64()),
+            pa.array(dirty[filled], pa.int64()),
             _binary(keys[order], ends),
             _binary(offsets[order], ends),
             pa.nulls(n, pa.binary()),

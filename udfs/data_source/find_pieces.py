@@ -105,15 +105,15 @@ def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list
         asked = replace(asked, start=_at_most(asked.start, log.latest), end=_at_most(asked.end, log.latest))
     start, end = _offsets(partition, log, asked)
     start, end = max(start, asked.start_offset), min(end, asked.end_offset)
-    told = []  # problems that no task meets
+    problem_pieces = []  # problems that no task meets
     if damage is not None and start <= log.latest <= end < NO_END:
-        told = [Piece(partition.topic, partition.partition, problem=Problem.of(damage))]
+        problem_pieces = [Piece(partition.topic, partition.partition, problem=Problem.of(damage))]
     gaps = _Gaps(partition, log, asked)
     in_front = gaps.gap_before(start)
     if in_front is not None:
-        told.insert(0, Piece(partition.topic, partition.partition, problem=in_front))
+        problem_pieces.insert(0, Piece(partition.topic, partition.partition, problem=in_front))
     if start >= end:
-        return told
+        return problem_pieces
     segments = list(log.segments)
     to_the_end = asked.end.kind == "latest" and (end == NO_END or (damage is None and end >= log.log_end_offset))
     first = max(int(np.searchsorted([s.base_offset for s in segments], start, "right")) - 1, 0)
@@ -142,7 +142,7 @@ def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list
         )
         cut = _cut(piece, segment, log, asked)
         out += gaps.gap_piece(piece, number) if cut is None else cut
-    return out + told
+    return out + problem_pieces
 
 
 class _Gaps:
@@ -170,7 +170,7 @@ class _Gaps:
             return None
         bases = [segment.base_offset for segment in log.segments]
         if start == bases[0]:
-            return self._told(self._finder.below(log.segments, self.traces))
+            return self._raise_or_return(self._finder.below(log.segments, self.traces))
         number = bisect_left(bases, start)
         if begins.kind != "timestamp" or number == len(bases) or bases[number] != start:
             return None
@@ -182,10 +182,12 @@ class _Gaps:
 
     def _behind_unread(self, number: int, end: int, start: int, until: int) -> Problem | None:
         """Return the gap behind a segment that no task reads to its end, offset `end`."""
-        known = self.behind(number)
-        if known is None:
+        traces_behind = self.behind(number)
+        if traces_behind is None:
             return None
-        return self._told(self._finder.behind(known, end, start, until, lambda: self.log.segments[number + 1 :]))
+        return self._raise_or_return(
+            self._finder.behind(traces_behind, end, start, until, lambda: self.log.segments[number + 1 :])
+        )
 
     def gap_piece(self, piece: Piece, number: int) -> list[Piece]:
         """Return the gap behind a segment without wanted records, as a piece; the piece itself if its end is bad."""
@@ -198,7 +200,7 @@ class _Gaps:
         problem = self._behind_unread(number, end, piece.start_offset, piece.end_offset)
         return [] if problem is None else [Piece(piece.topic, piece.partition, problem=problem)]
 
-    def _told(self, problem: Problem | None) -> Problem | None:
+    def _raise_or_return(self, problem: Problem | None) -> Problem | None:
         if problem is not None and not self.asked.quarantine:
             raise problem.as_error()
         return problem
@@ -233,13 +235,13 @@ def _start(partition: SourcePartition, log: PartitionLog, asked: Range) -> int:
     if start.kind == "latest":
         return log.latest
     if start.kind == "timestamp":
-        found = int(log.offsets_for_times([start.value])["offset"][0])
-        if found < 0 and asked.need_start_time:
+        offset = int(log.offsets_for_times([start.value])["offset"][0])
+        if offset < 0 and asked.need_start_time:
             raise OutOfRangeError(
                 f"{partition.name}: no record with a timestamp of {start.value} ms or later;"
                 " startingOffsetsByTimestampStrategy=latest skips such partitions"
             )
-        return log.latest if found < 0 else found
+        return log.latest if offset < 0 else offset
     if asked.fail_on_data_loss and not log.earliest <= start.value <= log.latest:
         raise _out_of_range(partition, log, "startingOffsets", start.value)
     return max(start.value, log.earliest)
@@ -275,16 +277,16 @@ def _within(piece: Piece, segment: Segment, log: PartitionLog, wanted: Wanted) -
     if segment.index is None and not cached_root(segment.root).is_local:
         return piece
     if piece.start_offset > segment.base_offset:
-        found = log.lookup_offset(piece.start_offset)
-        if found is None or found.segment_base_offset != segment.base_offset:
+        place = log.lookup_offset(piece.start_offset)
+        if place is None or place.segment_base_offset != segment.base_offset:
             return None  # nothing at or behind the start lies in this segment
-        piece = replace(piece, start=found.position)
+        piece = replace(piece, start=place.position)
     after = NO_END if piece.next_base_offset is None else piece.next_base_offset
     if piece.end_offset <= after and piece.end_offset != NO_END:
-        found = log.lookup_offset(piece.end_offset)
-        if found is not None and found.segment_base_offset == segment.base_offset:
-            inside = found.base_offset < piece.end_offset  # -1, not known: it may begin before
-            end = found.position + found.size if inside else found.position
+        place = log.lookup_offset(piece.end_offset)
+        if place is not None and place.segment_base_offset == segment.base_offset:
+            inside = place.base_offset < piece.end_offset  # -1, not known: it may begin before
+            end = place.position + place.size if inside else place.position
             piece = replace(piece, end=end, torn_tail=False, behind=None)
     if wanted.start_ms is not None:
         times = SearchableSegment(segment, lambda _: None, cached_place)

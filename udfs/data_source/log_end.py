@@ -79,25 +79,25 @@ def bytes_behind(partition: SourcePartition, offset: int, *, quarantine: bool = 
     """Return roughly the bytes of log from an offset on; a segment without an index counts whole."""
     with open_log(partition, Range(start=LATEST, quarantine=quarantine)).log as log:
         try:
-            found = log.lookup_offset(offset)
+            place = log.lookup_offset(offset)
         except LogFormatError:
             if not quarantine:
                 raise
             return sum(s.size_bytes for s in partition.segments[-1:])
-    if found is None:
+    if place is None:
         return 0
-    behind = sum(s.size_bytes for s in partition.segments if s.base_offset >= found.segment_base_offset)
-    return behind - found.position
+    behind = sum(s.size_bytes for s in partition.segments if s.base_offset >= place.segment_base_offset)
+    return behind - place.position
 
 
-def _log(partition: SourcePartition, end: int | None, known: int | None = None) -> PartitionLog:
+def _log(partition: SourcePartition, end: int | None, log_end: int | None = None) -> PartitionLog:
     return PartitionLog(
         partition.segments,
         log_start_offset=partition.log_start_offset,
         topic=partition.topic,
         partition=partition.partition,
         end_offset=end,
-        log_end_offset=known,
+        log_end_offset=log_end,
         place=cached_place,
     )
 
@@ -113,10 +113,10 @@ def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError 
                 position, end = chunk.end, chunk.last_offset + 1  # not the largest, which may be the damage
             break
         except LogFormatError as error:
-            found = _resume(last, error, position)
-            if found is None:
+            resumed = _resume(last, error, position)
+            if resumed is None:
                 return end, error
-            position = found
+            position = resumed
     return end, None
 
 
@@ -132,18 +132,18 @@ def _last_stable_offset(partition: SourcePartition, asked: Range) -> tuple[int, 
 
     def resume(segment: Segment, error: LogFormatError, position: int) -> int | None:
         nonlocal met, ends
-        found, met = _resume(segment, error, position), True
-        if found is None and segment is segments[-1]:
+        resumed, met = _resume(segment, error, position), True
+        if resumed is None and segment is segments[-1]:
             ends = error
-        return found
+        return resumed
 
-    found = last_stable_offset(
+    resumed = last_stable_offset(
         segments,
         partition.log_start_offset,
         partition.high_watermark,
         [(offset, partition.side_root, path) for offset, path in partition.snapshots],
         resume if asked.quarantine else None,
     )
-    if asked.quarantine and ends is None and (partition.high_watermark is None or found < partition.high_watermark):
-        ends = damage_at(segments, found)
-    return found, ends, met
+    if asked.quarantine and ends is None and (partition.high_watermark is None or resumed < partition.high_watermark):
+        ends = damage_at(segments, resumed)
+    return resumed, ends, met

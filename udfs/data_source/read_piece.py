@@ -88,7 +88,7 @@ def read_piece(piece: Piece, spec: ReadSpec, gaps: Gaps, reader: LogReader, stre
     continues at the next batch.
     """
     if piece.problem is not None:
-        yield _told(piece, spec, piece.problem)
+        yield _problem_row(piece, spec, piece.problem)
         return
     root, position, previous, ends = cached_root(piece.root), piece.start, -1, True
     log = log_file(root, piece.path, piece.end, piece.shown)
@@ -108,16 +108,16 @@ def read_piece(piece: Piece, spec: ReadSpec, gaps: Gaps, reader: LogReader, stre
             if not spec.quarantine:
                 raise error from error.__cause__
             yield problem_row(spec.schema, piece, Problem.of(error))
-            found = resume_position(root, piece, error, position)
-            if found is None:
+            resumed = resume_position(root, piece, error, position)
+            if resumed is None:
                 return
-            position, ends = found, False  # the segment may end with the damage
+            position, ends = resumed, False  # the segment may end with the damage
     gap = gaps.behind(piece, previous) if ends else None
     if gap is not None:
-        yield _told(piece, spec, gap)
+        yield _problem_row(piece, spec, gap)
 
 
-def _told(piece: Piece, spec: ReadSpec, problem: Problem) -> Any:
+def _problem_row(piece: Piece, spec: ReadSpec, problem: Problem) -> Any:
     if not spec.quarantine:
         raise problem.as_error()
     return problem_row(spec.schema, piece, problem)

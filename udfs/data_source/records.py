@@ -82,14 +82,14 @@ class Outcomes:
             if len(found):
                 self._known = np.sort(np.concatenate([self._known, found]), order=["producer_id", "offset"])
                 at = self._next(producers, offsets)
-        known = at >= 0
-        out[rows[known]] = self._known["aborted"][at[known]]
+        has_marker = at >= 0
+        out[rows[has_marker]] = self._known["aborted"][at[has_marker]]
         error = None
-        if not known.all() and isinstance(self._ended, LogFormatError):
+        if not has_marker.all() and isinstance(self._ended, LogFormatError):
             error = self._ended
-        elif not known.all() and self._to_the_end and not self._doubtful:
-            error = self._open(batches[rows[~known][0]])
-        out[rows[~known]] = self._doubtful or error is not None
+        elif not has_marker.all() and self._to_the_end and not self._doubtful:
+            error = self._open(batches[rows[~has_marker][0]])
+        out[rows[~has_marker]] = self._doubtful or error is not None
         return out, error
 
     def _open(self, batch: np.void) -> LogFormatError:
@@ -106,12 +106,12 @@ class Outcomes:
 
     def _read_on(self) -> NDArray[np.void]:
         try:
-            found = next(self._ahead, None)
+            markers = next(self._ahead, None)
         except LogFormatError as error:
             self._ended = error
-            found = None
-        self._ended = self._ended or found is None
-        return np.empty(0, _MARKER) if found is None else found
+            markers = None
+        self._ended = self._ended or markers is None
+        return np.empty(0, _MARKER) if markers is None else markers
 
     def _next(self, producers: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return int64[n]: row in `_known` of the first marker of each producer behind each offset; -1: not known."""
@@ -234,11 +234,11 @@ class _Reader:
             for run in self.reader.runs(chunk, wanted):
                 yield from self._run(piece, run)
             return
-        for found in self.reader.runs_around_damage(chunk, wanted):
-            if isinstance(found, BadBatch):
-                yield problem_row(self.spec.schema, piece, Problem.of(found.error))
+        for run_or_damage in self.reader.runs_around_damage(chunk, wanted):
+            if isinstance(run_or_damage, BadBatch):
+                yield problem_row(self.spec.schema, piece, Problem.of(run_or_damage.error))
             else:
-                yield from self._run(piece, found)
+                yield from self._run(piece, run_or_damage)
 
     def _run(self, piece: Piece, run: Run) -> Iterator[Any]:
         if not len(run.spans):
@@ -264,7 +264,7 @@ class _Reader:
     def _keep(self, run: Run) -> NDArray[np.bool_]:
         """Return bool[n] for the n spans of the run: those with a wanted key and time. Only these get other columns."""
         limits = self.spec.wanted
-        found = []
+        masks = []
         for records in record_batches(
             run, self.searched, TopicPartition(), max_rows=len(run.spans), max_bytes=_SEARCH_BYTES
         ):
@@ -276,8 +276,8 @@ class _Reader:
             if self.keys is not None:
                 equal = pc.is_in(records.column("key"), value_set=self.keys)
                 mask &= np.asarray(equal)
-            found.append(mask)
-        return np.concatenate(found)
+            masks.append(mask)
+        return np.concatenate(masks)
 
 
 _MAX_ROWS: Final = 1 << 16

@@ -187,17 +187,17 @@ def read_avro(
     if writers is None:
         read = _reader(target, target)
         return _column([read(value) for value in values.to_pylist()], target)
-    known = {number: _reader(avro_schema(one), target) for number, one in writers.items()}
+    readers = {number: _reader(avro_schema(one), target) for number, one in writers.items()}
     ids, payloads = decode(values, "schema_id").to_pylist(), decode(values, "payload").to_pylist()
     rows: list[tuple[Any, str | None]] = []
     for value, number, payload in zip(values.to_pylist(), ids, payloads, strict=True):
         if value is None:
             rows.append((None, None))
-        elif number not in known:
+        elif number not in readers:
             found = "none" if number is None else str(number)
-            rows.append((None, f"expected a schema id of {', '.join(map(str, sorted(known)))}; found {found}"))
+            rows.append((None, f"expected a schema id of {', '.join(map(str, sorted(readers)))}; found {found}"))
         else:
-            rows.append(known[number](payload))
+            rows.append(readers[number](payload))
     return _column(rows, target)
 
 

@@ -56,20 +56,20 @@ def defined(schema: Any, names: Names) -> Any:
     return schema
 
 
-def definitions(schema: Any, found: dict[str, Any] | None = None) -> dict[str, Any]:
+def definitions(schema: Any, named: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the named types of a parsed schema, by full name."""
-    found = {} if found is None else found
+    named = {} if named is None else named
     if isinstance(schema, list):
         for branch in schema:
-            definitions(branch, found)
+            definitions(branch, named)
     elif isinstance(schema, dict):
         if "name" in schema:
-            found[schema["name"]] = schema
+            named[schema["name"]] = schema
         for key in ("type", "items", "values"):
-            definitions(schema.get(key), found)
+            definitions(schema.get(key), named)
         for field in schema.get("fields", ()):
-            definitions(field["type"], found)
-    return found
+            definitions(field["type"], named)
+    return named
 
 
 def list_branches(union: list[Any]) -> list[Any]:
@@ -182,11 +182,11 @@ def _plain(union: list[Any], kinds: list[str], converts: list[Convert | None]) -
 
 
 def _symbol(schema: Any) -> Convert:
-    known = frozenset(schema["symbols"])
+    symbols = frozenset(schema["symbols"])
 
     def converted(value: str) -> str:
-        if value not in known:
-            raise ValueError(f"enum {schema['name']} has {len(known)} symbols, and the value is none of them")
+        if value not in symbols:
+            raise ValueError(f"enum {schema['name']} has {len(symbols)} symbols, and the value is none of them")
         return value
 
     return converted
@@ -231,19 +231,21 @@ def refusal(writer: Any, reader: Any, written: Names, read: Names, path: str = "
 
 
 def _refused_union(writer: Any, reader: list[Any], written: Names, read: Names, path: str) -> str | None:
-    branches = [defined(one, written) for one in writer] if isinstance(writer, list) else [writer]
-    of_reader = [defined(one, read) for one in reader]
+    branches = [defined(branch, written) for branch in writer] if isinstance(writer, list) else [writer]
+    of_reader = [defined(branch, read) for branch in reader]
     if not is_plain(reader):
         if not isinstance(writer, list) and type_name(writer) != "null":
             found = f"found {_shown(writer)}: fastavro does not say which branch of the reader's it takes"
             return f"{path or 'the value'}: expected a union in the writer's schema, {found}"
-        for one in branches:
+        for branch in branches:
             kinds = [type_name(of) for of in of_reader]
-            before = kinds[: kinds.index(type_name(one))] if type_name(one) in kinds else []
-            if promoted := [kind for kind in before if (type_name(one), kind) in _PROMOTED]:
+            before = kinds[: kinds.index(type_name(branch))] if type_name(branch) in kinds else []
+            if promoted := [kind for kind in before if (type_name(branch), kind) in _PROMOTED]:
                 found = f"found {promoted[0]} first, which fastavro reads it as"
-                return f"{path or 'the value'}: expected {type_name(one)} as the first branch that takes one, {found}"
-    return _first(refusal(one, of, written, read, path) for one in branches for of in of_reader)
+                return (
+                    f"{path or 'the value'}: expected {type_name(branch)} as the first branch that takes one, {found}"
+                )
+    return _first(refusal(branch, of, written, read, path) for branch in branches for of in of_reader)
 
 
 def _refused_field(writer: Any, field: Any, written: Names, read: Names, path: str) -> str | None:
@@ -281,8 +283,8 @@ def _is_as_in_json(schema: Any, value: Any, names: Names) -> bool:
     return kind not in ("bytes", "fixed") or (isinstance(value, str) and value.isascii() and not is_decimal(schema))
 
 
-def _first(found: Any) -> str | None:
-    return next((one for one in found if one is not None), None)
+def _first(reasons: Any) -> str | None:
+    return next((one for one in reasons if one is not None), None)
 
 
 def _shown(schema: Any) -> str:

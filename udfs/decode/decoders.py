@@ -226,13 +226,13 @@ def _uuid(values: Any) -> tuple[Any, Any]:
 
 def _number(code: str, result: Any) -> Decoder:
     kind = np.dtype(code)
-    said = f"expected {kind.itemsize} bytes, found {{}}"
+    template = f"expected {kind.itemsize} bytes, found {{}}"
 
     def read(values: Any) -> tuple[Any, Any]:
         fits = value_sizes(values) == kind.itemsize
         out = np.zeros(len(values), kind.newbyteorder("="))
         out[fits] = fixed_width_rows(values, fits, kind.itemsize).view(kind)[:, 0]
-        return pa.array(out, result, mask=~fits), _reasons(values, fits, said)
+        return pa.array(out, result, mask=~fits), _reasons(values, fits, template)
 
     return Decoder(result, read)
 
@@ -249,20 +249,20 @@ def _boolean(values: Any) -> tuple[Any, Any]:
 
 
 def _schema_id(values: Any) -> tuple[Any, Any]:
-    found = _prefixed(values, b"\0", _ID_PREFIX)
+    has_prefix = _prefixed(values, b"\0", _ID_PREFIX)
     out = np.zeros(len(values), np.int32)
-    out[found] = fixed_width_rows(pc.binary_slice(values, 1, _ID_PREFIX), found, 4).view(">i4")[:, 0]
+    out[has_prefix] = fixed_width_rows(pc.binary_slice(values, 1, _ID_PREFIX), has_prefix, 4).view(">i4")[:, 0]
     said = "expected a byte 0 and a schema id in 4 bytes, found {}"
-    return pa.array(out, pa.int32(), mask=~found), _reasons(values, found, said)
+    return pa.array(out, pa.int32(), mask=~has_prefix), _reasons(values, has_prefix, said)
 
 
 def _schema_guid(values: Any) -> tuple[Any, Any]:
-    found = _prefixed(values, b"\1", _GUID_PREFIX)
-    text = _as_uuids(fixed_width_rows(pc.binary_slice(values, 1, _GUID_PREFIX), found, 16))
+    has_prefix = _prefixed(values, b"\1", _GUID_PREFIX)
+    text = _as_uuids(fixed_width_rows(pc.binary_slice(values, 1, _GUID_PREFIX), has_prefix, 16))
     ends = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(np.where(found, 36, 0), out=ends[1:])
+    np.cumsum(np.where(has_prefix, 36, 0), out=ends[1:])
     said = "expected a byte 1 and a schema's GUID in 16 bytes, found {}"
-    return text_column(text.ravel(), ends, found), _reasons(values, found, said)
+    return text_column(text.ravel(), ends, has_prefix), _reasons(values, has_prefix, said)
 
 
 def _payload(values: Any) -> tuple[Any, Any]:
@@ -290,15 +290,15 @@ def _as_uuids(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return text
 
 
-def _reasons(values: Any, found: NDArray[np.bool_], said: str) -> Any:
-    if (found | ~validity_mask(values)).all():
+def _reasons(values: Any, is_valid: NDArray[np.bool_], template: str) -> Any:
+    if (is_valid | ~validity_mask(values)).all():
         return no_reasons(values)
-    before, after = said.split("{}")
+    before, after = template.split("{}")
     first, _ = _hex(pc.binary_slice(values, 0, 1))
     sizes = pc.binary_length(values)
     begin = pc.binary_join_element_wise(sizes.cast(pa.string()), " bytes, the first 0x", first, "")
     reason = pc.binary_join_element_wise(before, pc.if_else(pc.equal(sizes, 0), "0 bytes", begin), after, "")
-    return pc.if_else(pa.array(found), pa.scalar(None, pa.string()), reason)
+    return pc.if_else(pa.array(is_valid), pa.scalar(None, pa.string()), reason)
 
 
 DECODERS: Final = {

@@ -212,14 +212,14 @@ def _published(root: Root, path: str, spec: ExportSpec) -> Iterator[Any]:
             yield stream
         return
     folder, _, name = path.rpartition("/")
-    made = f"{folder}/.{name}.{uuid.uuid4().hex}"  # readers skip names that begin with a dot
+    temporary = f"{folder}/.{name}.{uuid.uuid4().hex}"  # readers skip names that begin with a dot
     try:
-        with native_output(root, made) as stream:
+        with native_output(root, temporary) as stream:
             yield stream
         check()
-        flush(root, made)
-        root.filesystem.move(root.full(made), root.full(path))
+        flush(root, temporary)
+        root.filesystem.move(root.full(temporary), root.full(path))
     except BaseException:
         with suppress(OSError):
-            root.filesystem.delete_file(root.full(made))
+            root.filesystem.delete_file(root.full(temporary))
         raise

@@ -61,14 +61,14 @@ def last_stable_offset(
                     raise
                 state, position = ProducerState(), resume(segment, error, position)
     end = max(end, log_start_offset)
-    known = end if high_watermark is None else min(end, high_watermark)
-    found = state.last_stable_offset(known, np.concatenate(completed).view(MARKER))
-    found = min(max(found, log_start_offset), known)
-    if resume is None and found < known:
-        damage = damage_at(segments, found)
+    limit = end if high_watermark is None else min(end, high_watermark)
+    offset = state.last_stable_offset(limit, np.concatenate(completed).view(MARKER))
+    offset = min(max(offset, log_start_offset), limit)
+    if resume is None and offset < limit:
+        damage = damage_at(segments, offset)
         if damage is not None:
             raise damage
-    return found
+    return offset
 
 
 def _log(segment: Segment) -> LogFile:

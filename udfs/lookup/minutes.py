@@ -96,16 +96,16 @@ def _rows(segment: TimedSegment) -> Any:
 
 def _by_headers(log: LogFile, max_batch_bytes: int, first: FirstOffsets) -> tuple[bool, bool]:
     """Note minutes from headers. Return (whether headers say it all, whether all data has LogAppendTime)."""
-    said = True
+    is_complete = True
     for chunk in LogReader(1 << 20, max_batch_bytes).headers(log):
         b = chunk.batches
         data = (b["attributes"] & CONTROL_MASK == 0) & (b["records_count"] != 0)
         if (data & (b["attributes"] & TIMESTAMP_TYPE_MASK == 0)).any():
             return False, False
         # headers of compacted batches, and of compressed ones of magic 0 or 1, do not hold the first offset
-        said = said and not (data & (b["records_count"] != b["last_offset"] - b["base_offset"] + 1)).any()
+        is_complete = is_complete and not (data & (b["records_count"] != b["last_offset"] - b["base_offset"] + 1)).any()
         first.note_headers(b)
-    return said, True
+    return is_complete, True
 
 
 def _by_records(log: LogFile, max_batch_bytes: int, first: FirstOffsets) -> None:

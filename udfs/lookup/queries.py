@@ -141,8 +141,9 @@ class Passed:
         self._bases = np.array([segment.base_offset for segment in log.segments], np.int64)
         self._judged: set[int] = set()
 
-    def check(self, targets: NDArray[np.int64], by_time: NDArray[np.bool_], found: NDArray[np.int64]) -> None:
-        """Raise LogFormatError for the first gap. found: int64[n], base offset of the segment of each answer; -1: none.
+    def check(self, targets: NDArray[np.int64], by_time: NDArray[np.bool_], answers: NDArray[np.int64]) -> None:
+        """Raise LogFormatError for the first gap. answers: int64[n], base offset of the segment of each answer; -1:
+        none.
 
         A search by offset skips what lies between the segment that should hold it and the one that does. A search by
         time skips everything in front of its answer, whether timestamps rise or not.
@@ -150,7 +151,7 @@ class Passed:
         if self._traces is None or not len(self._bases) or not len(targets):
             return
         n = len(self._bases)
-        reached = np.where(found >= 0, np.searchsorted(self._bases, found), n)
+        reached = np.where(answers >= 0, np.searchsorted(self._bases, answers), n)
         first = np.where(by_time, -1, np.searchsorted(self._bases, targets, "right") - 1)
         first[by_time & (targets == LATEST)] = n - 1
         reached[by_time & (targets == EARLIEST)] = 0

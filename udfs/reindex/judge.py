@@ -202,7 +202,7 @@ class Known:
     dense: bool  # every offset since then was in a batch, and no marker was emptied: nothing was taken from the log
 
 
-def judge_snapshot(file: SideBytes, state: NDArray[np.void], known: Known, expired_ms: Callable[[], int]) -> Verdict:
+def judge_snapshot(file: SideBytes, state: NDArray[np.void], log: Known, expired_ms: Callable[[], int]) -> Verdict:
     """Return the verdict on a snapshot. state: producer_snapshot.ENTRY[n], by producer_id, as replayed.
 
     expired_ms: returns the time (ms) since which missing producers may have been idle, called only if entries differ.
@@ -217,19 +217,19 @@ def judge_snapshot(file: SideBytes, state: NDArray[np.void], known: Known, expir
         return Verdict("torn", len(file.head), -1, f"{size} bytes, as its count says", f"{len(file.head)}")
     if len(file.head) > size and not file.head[size:].strip(b"\0"):
         return Verdict("padded", size, -1, f"{size} bytes", f"{len(file.head) - size} bytes of zeros at the end")
-    found = producer_snapshot.read(file.head, file.path)
-    if producer_snapshot.same_entries(found, state):
+    entries = producer_snapshot.read(file.head, file.path)
+    if producer_snapshot.same_entries(entries, state):
         return SAME
-    order = np.argsort(found["producer_id"], kind="stable")
-    by_id = found[order]
-    which, reason = _first_wrong(by_id, state, known, expired_ms())
+    order = np.argsort(entries["producer_id"], kind="stable")
+    by_id = entries[order]
+    which, reason = _first_wrong(by_id, state, log, expired_ms())
     position = -1
     entry = -1
     if which >= 0:
-        place = np.flatnonzero(found["producer_id"] == which)
+        place = np.flatnonzero(entries["producer_id"] == which)
         entry = int(place[0]) if len(place) else -1
         position = SNAPSHOT_HEADER.itemsize + entry * SNAPSHOT_ENTRY.itemsize if entry >= 0 else -1
-    return Verdict(reason, position, entry, _text(state, which), _text(found, which))
+    return Verdict(reason, position, entry, _text(state, which), _text(entries, which))
 
 
 def _size(data: bytes) -> int:
@@ -242,22 +242,22 @@ def _size(data: bytes) -> int:
     return SNAPSHOT_HEADER.itemsize + count * SNAPSHOT_ENTRY.itemsize
 
 
-def _first_wrong(found: NDArray[np.void], state: NDArray[np.void], known: Known, expired_ms: int) -> tuple[int, Reason]:
+def _first_wrong(entries: NDArray[np.void], state: NDArray[np.void], log: Known, expired_ms: int) -> tuple[int, Reason]:
     """Return (producer, reason): the lowest id that is wrong, else the lowest that differs. Tables by producer_id."""
-    wrong_alone = (found["last_offset"] >= known.offset) | (found["current_txn_first_offset"] >= known.offset)
-    in_state = np.isin(found["producer_id"], state["producer_id"])
-    if known.dense:  # a producer that the log does not know must have written before the log begins
-        later = (found["last_offset"] >= known.first_offset) | (found["current_txn_first_offset"] >= known.first_offset)
+    wrong_alone = (entries["last_offset"] >= log.offset) | (entries["current_txn_first_offset"] >= log.offset)
+    in_state = np.isin(entries["producer_id"], state["producer_id"])
+    if log.dense:  # a producer that the log does not know must have written before the log begins
+        later = (entries["last_offset"] >= log.first_offset) | (entries["current_txn_first_offset"] >= log.first_offset)
         wrong_alone |= ~in_state & later
-    in_found = np.isin(state["producer_id"], found["producer_id"])
-    lost = state[~in_found]
+    in_entries = np.isin(state["producer_id"], entries["producer_id"])
+    lost = state[~in_entries]
     alive = (lost["current_txn_first_offset"] >= 0) | (lost["timestamp"] > expired_ms)
-    archived, replayed = found[in_state], state[in_found]
-    denied = _denies(archived, replayed, known)
-    wrong = [found[wrong_alone], lost[alive], archived[denied]]
+    archived, replayed = entries[in_state], state[in_entries]
+    denied = _denies(archived, replayed, log)
+    wrong = [entries[wrong_alone], lost[alive], archived[denied]]
     if any(map(len, wrong)):
         return _lowest(wrong), "wrong"
-    return _lowest([found[~in_state], lost, archived[archived != replayed]]), "other_entries"
+    return _lowest([entries[~in_state], lost, archived[archived != replayed]]), "other_entries"
 
 
 def _lowest(tables: list[NDArray[np.void]]) -> int:
@@ -265,7 +265,7 @@ def _lowest(tables: list[NDArray[np.void]]) -> int:
     return int(ids.min()) if len(ids) else -1
 
 
-def _denies(archived: NDArray[np.void], replayed: NDArray[np.void], known: Known) -> NDArray[np.bool_]:
+def _denies(archived: NDArray[np.void], replayed: NDArray[np.void], log: Known) -> NDArray[np.bool_]:
     """Return bool[n]: which archived entries contradict a batch in the log. Both tables hold the same producers."""
     newer = archived["producer_epoch"] > replayed["producer_epoch"]  # by a marker that is gone
     same_epoch = archived["producer_epoch"] == replayed["producer_epoch"]
@@ -276,9 +276,9 @@ def _denies(archived: NDArray[np.void], replayed: NDArray[np.void], known: Known
         denied |= same_batch & (archived[name] != replayed[name])
     opened, seen = archived["current_txn_first_offset"], replayed["current_txn_first_offset"]
     denied |= (seen >= 0) & ((opened < 0) | (opened > seen))
-    if known.dense:
+    if log.dense:
         # A producer that wrote only markers since the replay began may have its last data batch before that.
-        before = (replayed["last_offset"] < 0) & (archived["last_offset"] < known.first_offset)
+        before = (replayed["last_offset"] < 0) & (archived["last_offset"] < log.first_offset)
         denied |= newer | ((seen < 0) & (opened >= 0))
         denied |= ~before & (archived["last_offset"] != replayed["last_offset"])
     return np.asarray(denied)

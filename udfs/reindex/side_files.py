@@ -80,8 +80,8 @@ def judge_txn_index(
 
     def at(reason: Reason, i: int, expected: str = "") -> Verdict:
         right = _txn_text(entries[i]) if i < len(entries) else "no entry"
-        said = _txn_text(found[i]) if i < n else "no entry"
-        return Verdict(reason, i * _TXN_SIZE, i, expected or right, said)
+        entry_text = _txn_text(found[i]) if i < n else "no entry"
+        return Verdict(reason, i * _TXN_SIZE, i, expected or right, entry_text)
 
     problems = check_txn_index(file.head[:whole], file.path, entries, outcome.aborts, previous, dense_from)
     ended = n < len(entries) and rebuilt.startswith(file.head[:whole])
@@ -339,12 +339,12 @@ class _Fold:
 
     def _leader_epochs(self, outcomes: Sequence[SegmentOutcome]) -> None:
         listed, path = self.plan.leader_epochs, self.plan.leader_epochs_path
-        found: list[EpochEntry] = []
+        epochs: list[EpochEntry] = []
         for outcome in outcomes:
             for epoch, start in outcome.epochs:
-                if not found or epoch > found[-1][0]:
-                    found = checkpoints.assign(found, epoch, start)
-        found = checkpoints.truncate_from_start(found, self.log_start or 0)
+                if not epochs or epoch > epochs[-1][0]:
+                    epochs = checkpoints.assign(epochs, epoch, start)
+        epochs = checkpoints.truncate_from_start(epochs, self.log_start or 0)
         name = names.LEADER_EPOCH_CHECKPOINT
         place = SideFilePlace(self.plan.folder, name, name, path, outcomes[-1].log)
         damage: LogFormatError | None = None
@@ -357,34 +357,34 @@ class _Fold:
                 damage = error
         # The file knows where an epoch began; the log may no longer. A broker that loads a log whose records are all
         # below the log start leaves no epoch in it: LeaderEpochFileCache.truncateFromEnd removes one at the log end.
-        if listed is not None and (listed or not checkpoints.truncate_from_end(found, self.end_offset)):
-            if found and listed and found[-1][0] > listed[-1][0]:
+        if listed is not None and (listed or not checkpoints.truncate_from_end(epochs, self.end_offset)):
+            if epochs and listed and epochs[-1][0] > listed[-1][0]:
                 self.done.notes.append(
-                    f"{path}: ends before leader epoch {found[-1][0]}, which the log has; left alone"
+                    f"{path}: ends before leader epoch {epochs[-1][0]}, which the log has; left alone"
                 )
             self.done.files.append(FileReport(place.path, name, "same"))
             return
         if not self.plan.ends_here:
             return  # later epochs may be in the segments that were left out
-        verdict = Verdict("missing", expected=f"{len(found)} leader epochs", found="no such file")
+        verdict = Verdict("missing", expected=f"{len(epochs)} leader epochs", found="no such file")
         if damage is not None:
             verdict = unparsed(damage)
         elif path is not None:
-            verdict = Verdict("stale", expected=f"{len(found)} leader epochs", found="none")
+            verdict = Verdict("stale", expected=f"{len(epochs)} leader epochs", found="none")
         bad = next((outcome.problem for outcome in outcomes if outcome.problem is not None), None)
         if bad is not None:
             self.done.files.append(impossible(place.path, place.kind, bad))
         elif _is_headless(self.plan, outcomes[0].base_offset):  # the file would say that the log begins there
-            if found or path is not None:
+            if epochs or path is not None:
                 self._say_headless()
             if path is not None:
                 self.done.files.append(_as_it_is(place, "impossible", verdict))
-        elif found or path is not None:
+        elif epochs or path is not None:
             self.done.notes.append(
                 f"{place.path}: lost, so rebuilt from the batches that are left: in a compacted log an epoch can "
                 "begin later than it did, or be missing"
             )
-            self._settle(place, verdict, checkpoints.write_leader_epochs(found))
+            self._settle(place, verdict, checkpoints.write_leader_epochs(epochs))
 
     def _cannot_be_read(self, place: SideFilePlace, error: LogFormatError) -> bool:
         """Report an unreadable file and return True: it may be whole, and know more than a compacted log does, so

@@ -149,10 +149,10 @@ def replace_file(root: Root, place: SideFilePlace, data: bytes) -> None:
         raise ValueError(f"{path}: a log is never written")
     final = Path(root.full(path))
     ending = f".{uuid.uuid4().hex[:12]}{LEFTOVER}"  # its own: an earlier try of this task may still be writing
-    made = final.with_name(final.name + ending)
+    temporary = final.with_name(final.name + ending)
     like = final if final.is_file() else Path(root.full(place.log))
     try:
-        descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as out:
             out.write(data)
             out.flush()
@@ -162,11 +162,11 @@ def replace_file(root: Root, place: SideFilePlace, data: bytes) -> None:
         step("side file flushed")
         _check_written(root, path + ending, data)
         step("side file checked")
-        made.replace(final)
+        temporary.replace(final)
         step("side file replaced")
     except BaseException:
         with suppress(OSError):
-            made.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
 
 

@@ -119,12 +119,12 @@ def sum_of_logs(logs: Iterable[tuple[int, tuple[CodecBytes, ...]]]) -> tuple[Cod
     """
     n_bytes, squares, any_estimate = dict.fromkeys(CODEC_NAMES, 0), dict.fromkeys(CODEC_NAMES, 0), False
     for log_bytes, estimates in logs:
-        by_codec = {one.codec: one for one in estimates}
+        by_codec = {estimate.codec: estimate for estimate in estimates}
         any_estimate |= bool(by_codec)
         for codec in CODEC_NAMES:
-            one = by_codec.get(codec, CodecBytes(codec, log_bytes, 0))
-            n_bytes[codec] += one.bytes
-            squares[codec] += one.error_bytes**2
+            estimate = by_codec.get(codec, CodecBytes(codec, log_bytes, 0))
+            n_bytes[codec] += estimate.bytes
+            squares[codec] += estimate.error_bytes**2
     if not any_estimate:
         return ()
     return tuple(CodecBytes(codec, n_bytes[codec], math.isqrt(squares[codec])) for codec in CODEC_NAMES)

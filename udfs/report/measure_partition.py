@@ -256,7 +256,7 @@ class Walk:
         wanted = np.zeros(len(chunk.batches), np.bool_)
         wanted[np.searchsorted(chunk.batches["last_offset"], offset)] = True
         columns = select(RECORD_COLUMNS, ["key"])
-        found = [
+        keys = [
             rows.column(0)[0].as_py()
             for run in self.reader.runs(chunk, wanted)
             for rows in record_batches(
@@ -264,7 +264,7 @@ class Walk:
             )
             if rows.num_rows
         ]
-        return bytes(found[0])
+        return bytes(keys[0])
 
 
 def _usable(times: np.ndarray) -> np.ndarray:
@@ -429,16 +429,16 @@ def _as_the_cleaner_sees_it(
             clean_bytes=r.cleanable.clean_bytes,
             dirty_bytes=r.cleanable.cleanable_bytes,
         )
-    found = analysis.cleanable
+    cleanable = analysis.cleanable
     profile = PartitionProfile(
         plan.input.topic, plan.input.partition, compacted=True, size_bytes=0, notes=analysis.notes
     )
     return analysis, replace(
         profile,
-        first_dirty_offset=found.first_dirty_offset,
-        first_uncleanable_offset=found.first_uncleanable_offset,
-        dirty_ratio=found.ratio,
-        clean_bytes=found.clean_bytes,
-        dirty_bytes=found.cleanable_bytes,
+        first_dirty_offset=cleanable.first_dirty_offset,
+        first_uncleanable_offset=cleanable.first_uncleanable_offset,
+        dirty_ratio=cleanable.ratio,
+        clean_bytes=cleanable.clean_bytes,
+        dirty_bytes=cleanable.cleanable_bytes,
         due=due,
     )

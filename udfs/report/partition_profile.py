@@ -163,15 +163,15 @@ def join_times(parts: Sequence[Times | None]) -> Times | None:
     for part in parts:
         if part is None:
             continue
-        one = TimeBuckets()
-        one.width_ms, one.first, one.counts = part.width_ms, part.first, np.array(part.counts, np.int64)
-        if one.width_ms > out.width_ms:
-            out, one = one, out
-        if not len(one.counts):
+        buckets = TimeBuckets()
+        buckets.width_ms, buckets.first, buckets.counts = part.width_ms, part.first, np.array(part.counts, np.int64)
+        if buckets.width_ms > out.width_ms:
+            out, buckets = buckets, out
+        if not len(buckets.counts):
             continue
-        out.cover(one.first * one.width_ms, (one.first + len(one.counts)) * one.width_ms - 1)
-        at = (np.arange(len(one.counts)) + one.first) * one.width_ms // out.width_ms - out.first
-        np.add.at(out.counts, at, one.counts)
+        out.cover(buckets.first * buckets.width_ms, (buckets.first + len(buckets.counts)) * buckets.width_ms - 1)
+        at = (np.arange(len(buckets.counts)) + buckets.first) * buckets.width_ms // out.width_ms - out.first
+        np.add.at(out.counts, at, buckets.counts)
     return out.trimmed()
 
 

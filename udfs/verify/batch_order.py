@@ -54,14 +54,14 @@ class Epochs:
     the copy is wrong, and that is a row.
     """
 
-    def __init__(self, plan: CheckPlan, found: Findings) -> None:
-        self.found, self.latest, self.listed = found, -1, np.empty((0, 2), np.int64)
+    def __init__(self, plan: CheckPlan, findings: Findings) -> None:
+        self.found, self.latest, self.listed = findings, -1, np.empty((0, 2), np.int64)
         self.of_archive = np.array(plan.archived_epochs, np.int64).reshape(-1, 2)
         self.copied = False  # the copy could be read, and no fault is found in it yet
         self.log_start = plan.log_start_offset or 0  # a broker's file forgets the epochs below it
         self.path = plan.leader_epochs.path if plan.leader_epochs is not None else ""
         if plan.leader_epochs is not None:
-            found.attempt(lambda: self._read(plan.leader_epochs), plan.leader_epochs.path)  # type: ignore[arg-type]
+            findings.attempt(lambda: self._read(plan.leader_epochs), plan.leader_epochs.path)  # type: ignore[arg-type]
 
     def _read(self, file: SideFile) -> None:
         data = read_file(open_root(file.root), file.path)
@@ -104,12 +104,12 @@ class Epochs:
         Compares last offsets, because a log start may lie within a batch, and the batch's epoch then begins there.
         """
         epoch, last = batches["partition_leader_epoch"], batches["last_offset"]
-        said = _epochs_at(self.listed, last)
-        lost = (last >= self.log_start) & (_epochs_at(self.of_archive, last) == epoch) & (said != epoch)
+        listed_epochs = _epochs_at(self.listed, last)
+        lost = (last >= self.log_start) & (_epochs_at(self.of_archive, last) == epoch) & (listed_epochs != epoch)
         for i in np.flatnonzero((epoch >= 0) & lost)[:1]:
             self.copied = False
             expected = f"leader epoch {int(epoch[i])} at offset {int(last[i])}, as its batch and the archive's file say"
-            found = str(int(said[i])) if said[i] >= 0 else "none"
+            found = str(int(listed_epochs[i])) if listed_epochs[i] >= 0 else "none"
             self.found.add(LogFormatError("side_file", self.path, 0, expected, found))
 
 

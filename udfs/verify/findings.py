@@ -110,16 +110,16 @@ class Findings:
             self.problems.append(problem)
 
 
-def make_result(plan: CheckPlan, found: Findings, seconds: float, compared_records: int = 0) -> CheckResult:
+def make_result(plan: CheckPlan, findings: Findings, seconds: float, compared_records: int = 0) -> CheckResult:
     """Return the findings as a value."""
-    facts = found.facts
+    facts = findings.facts
     return CheckResult(
         plan.topic,
         plan.partition,
-        problems=tuple(found.problems),
-        notes=tuple(found.notes),
-        not_checked=tuple(found.not_checked),
-        held_back=found.held_back,
+        problems=tuple(findings.problems),
+        notes=tuple(findings.notes),
+        not_checked=tuple(findings.not_checked),
+        held_back=findings.held_back,
         segments=len(facts),
         batches=sum(f.batches for f in facts),
         records=sum(f.records for f in facts),

@@ -70,38 +70,40 @@ class GenerationPlan:
 def check_generation(plan: GenerationPlan) -> CheckResult:
     """Check one generation. Each problem, and a failure of the check, becomes a row."""
     started = time.perf_counter()
-    found = Findings()
+    findings = Findings()
 
     def own_files() -> None:
-        check_side(plan.side, found)
-        _check_manifest(plan, found)
-        _check_files(plan, found)
-        _check_retention(plan, found)
+        check_side(plan.side, findings)
+        _check_manifest(plan, findings)
+        _check_files(plan, findings)
+        _check_retention(plan, findings)
 
-    found.attempt(own_files, plan.side.name, logged=True)
+    findings.attempt(own_files, plan.side.name, logged=True)
     compared = 0
     if plan.parent_problem is not None:
-        found.problems.append(plan.parent_problem)
-        found.not_checked.append(f"{plan.side.name}: comparison with its source, which has problems")
+        findings.problems.append(plan.parent_problem)
+        findings.not_checked.append(f"{plan.side.name}: comparison with its source, which has problems")
     elif plan.parent_gone:
-        found.not_checked.append(f"{plan.side.name}: comparison with its source: {plan.parent_gone}")
-    elif found.problems:
-        found.not_checked.append(f"{plan.side.name}: comparison with its source, because its own files have problems")
+        findings.not_checked.append(f"{plan.side.name}: comparison with its source: {plan.parent_gone}")
+    elif findings.problems:
+        findings.not_checked.append(
+            f"{plan.side.name}: comparison with its source, because its own files have problems"
+        )
     else:
-        done = attempt(plan.side.name, lambda: _check_parent(plan, found))
+        done = attempt(plan.side.name, lambda: _check_parent(plan, findings))
         if isinstance(done, Problem):
-            found.problems.append(done)
-            found.not_checked.append(f"{plan.side.name}: comparison with its source, which has problems")
+            findings.problems.append(done)
+            findings.not_checked.append(f"{plan.side.name}: comparison with its source, which has problems")
         else:
             compared = done
-    return make_result(plan.side, found, time.perf_counter() - started, compared)
+    return make_result(plan.side, findings, time.perf_counter() - started, compared)
 
 
-def _check_manifest(plan: GenerationPlan, found: Findings) -> None:
+def _check_manifest(plan: GenerationPlan, findings: Findings) -> None:
     """Check each row of the manifest against its file, and the rows against each other and the checkpoint."""
     bases = [row.base_offset for row in plan.manifest]
     ends = [*bases[1:], plan.next_offset]
-    for row, facts, end in zip(plan.manifest, found.facts, ends, strict=True):
+    for row, facts, end in zip(plan.manifest, findings.facts, ends, strict=True):
         if facts.damaged:
             continue
         held = [
@@ -121,55 +123,59 @@ def _check_manifest(plan: GenerationPlan, found: Findings) -> None:
             held.append(("smallest timestamp", row.min_timestamp_ms, facts.min_timestamp_ms))
         for what, expected, seen in held:
             if expected != seen:
-                _add(found, facts.path, f"{what} {expected}, as the manifest says", str(seen))
-    if found.facts and not any(f.damaged for f in found.facts):
-        _check_end(plan, found)
+                _add(findings, facts.path, f"{what} {expected}, as the manifest says", str(seen))
+    if findings.facts and not any(f.damaged for f in findings.facts):
+        _check_end(plan, findings)
 
 
-def _check_end(plan: GenerationPlan, found: Findings) -> None:
-    last: CheckedSegment = found.facts[-1]
-    if found.log_end_offset != plan.next_offset:
-        _add(found, last.path, f"a log that ends at {plan.next_offset}", f"one that ends at {found.log_end_offset}")
-    known = [f.last_batch for f in found.facts if f.last_batch.base_offset >= 0]
+def _check_end(plan: GenerationPlan, findings: Findings) -> None:
+    last: CheckedSegment = findings.facts[-1]
+    if findings.log_end_offset != plan.next_offset:
+        _add(
+            findings, last.path, f"a log that ends at {plan.next_offset}", f"one that ends at {findings.log_end_offset}"
+        )
+    last_batches = [f.last_batch for f in findings.facts if f.last_batch.base_offset >= 0]
     cleaned = [row.cleaned for row in plan.manifest]
-    if not cleaned[-1] and known and last.batches and known[-1] != plan.last_batch:
-        _add(found, last.path, f"{plan.last_batch} before offset {plan.next_offset}", f"{known[-1]}")
-    if found.facts[0].base_offset > plan.log_start_offset:
+    if not cleaned[-1] and last_batches and last.batches and last_batches[-1] != plan.last_batch:
+        _add(findings, last.path, f"{plan.last_batch} before offset {plan.next_offset}", f"{last_batches[-1]}")
+    if findings.facts[0].base_offset > plan.log_start_offset:
         expected = f"offsets from {plan.log_start_offset} on, the log start"
-        _add(found, found.facts[0].path, expected, f"a first segment at {found.facts[0].base_offset}")
+        _add(findings, findings.facts[0].path, expected, f"a first segment at {findings.facts[0].base_offset}")
 
 
-def _check_retention(plan: GenerationPlan, found: Findings) -> None:
+def _check_retention(plan: GenerationPlan, findings: Findings) -> None:
     """Check what the run says that retention deleted against its own settings and what it left."""
     until = {reason: end for reason, _, end, *_ in plan.expired}
     if until.get("log_start", 0) > plan.log_start_known:
         said = f"DeleteRecords to delete offsets below {plan.log_start_known} only, as far as the archive shows"
-        _add(found, plan.side.name, said, f"offsets below {until['log_start']} deleted")
+        _add(findings, plan.side.name, said, f"offsets below {until['log_start']} deleted")
     for reason, limit in (("time", plan.retention_ms), ("size", plan.retention_bytes)):
         if reason in until and limit < 0:
             _add(
-                found,
+                findings,
                 plan.side.name,
                 f"no segment deleted by {reason}, which has no limit",
                 f"offsets below {until[reason]} deleted",
             )
     if until and max(until.values()) > plan.log_start_offset:
-        _add(found, plan.side.name, f"a log start of at least {max(until.values())}", f"{plan.log_start_offset}")
+        _add(findings, plan.side.name, f"a log start of at least {max(until.values())}", f"{plan.log_start_offset}")
     left = sum(row.size_bytes for row in plan.manifest)
     left += sum(one.bytes if one.reason == "time" else one.bytes_above for one in plan.expired)
     if "size" in until and left < plan.retention_bytes:
-        _add(found, plan.side.name, f"at least {plan.retention_bytes} bytes left, as retention.bytes says", f"{left}")
+        _add(
+            findings, plan.side.name, f"at least {plan.retention_bytes} bytes left, as retention.bytes says", f"{left}"
+        )
 
 
 def _bits(codecs: str) -> int:
     return sum(1 << CODEC_NAMES.index(name) for name in codecs.split(",") if name in CODEC_NAMES)
 
 
-def _add(found: Findings, path: str, expected: str, seen: str) -> None:
-    found.add(LogFormatError("readback", path, 0, expected, seen))
+def _add(findings: Findings, path: str, expected: str, seen: str) -> None:
+    findings.add(LogFormatError("readback", path, 0, expected, seen))
 
 
-def _check_files(plan: GenerationPlan, found: Findings) -> None:
+def _check_files(plan: GenerationPlan, findings: Findings) -> None:
     """Check the files of a generation beside its logs: snapshots and text files exist, indexes have the manifest's
     sizes, and all have its checksums.
     """
@@ -184,7 +190,7 @@ def _check_files(plan: GenerationPlan, found: Findings) -> None:
     for name in dict.fromkeys([*wanted, *checksums]):
         if name not in sizes:
             path = f"{plan.folder}/{name}"
-            found.add(LogFormatError("side_file", path, 0, "a file of this generation", "no such file"))
+            findings.add(LogFormatError("side_file", path, 0, "a file of this generation", "no such file"))
     for row in plan.manifest:
         for kind, size in (
             ("index", row.offset_index_bytes), ("timeindex", row.time_index_bytes), ("txnindex", row.txn_index_bytes),
@@ -193,37 +199,37 @@ def _check_files(plan: GenerationPlan, found: Findings) -> None:
             seen = sizes.get(name)
             if seen != size and not (seen is None and (size == 0 or kind != "txnindex")):
                 expected = f"{size} bytes, as the manifest says"
-                found.add(LogFormatError("index", f"{plan.folder}/{name}", 0, expected, f"{seen}"))
+                findings.add(LogFormatError("index", f"{plan.folder}/{name}", 0, expected, f"{seen}"))
     for name, checksum in checksums.items():
         path = f"{plan.folder}/{name}"
         there = sizes.get(name)
         if there is not None and (crc := google_crc32c.value(read_file(root, path, there))) != checksum:
             expected = f"CRC-32C {checksum:#010x}, as the manifest says"
-            found.add(LogFormatError("side_file", path, 0, expected, f"{crc:#010x}"))
+            findings.add(LogFormatError("side_file", path, 0, expected, f"{crc:#010x}"))
 
 
-def _check_parent(plan: GenerationPlan, found: Findings) -> int:
+def _check_parent(plan: GenerationPlan, findings: Findings) -> int:
     """Check invariants 1 to 3; return the number of records that were compared.
 
     A missing file of the parent is no problem of the generation, as `vacuum` deletes old ones; a damaged or unreadable
     one raises LogFormatError.
     """
     try:
-        return _compare_with_parent(plan, found)
+        return _compare_with_parent(plan, findings)
     except LogFormatError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-        found.not_checked.append(f"{plan.side.name}: comparison with its source: {error}")
+        findings.not_checked.append(f"{plan.side.name}: comparison with its source: {error}")
         return 0
 
 
-def _compare_with_parent(plan: GenerationPlan, found: Findings) -> int:
+def _compare_with_parent(plan: GenerationPlan, findings: Findings) -> int:
     side = plan.side
     whole = Side(plan.parent, plan.next_offset)
     rows, sizes = scan_headers(whole, LogReader(side.chunk_bytes, side.max_batch_bytes))
     gone = _changed_parent(plan, sizes)
     if gone:
-        found.not_checked.append(f"{side.name}: comparison with its source: {gone}")
+        findings.not_checked.append(f"{side.name}: comparison with its source: {gone}")
         return 0
     log_start = max(plan.parent_log_start_offset, plan.log_start_offset)
     opened = open_transactions(rows, np.array([plan.next_offset]), log_start)
@@ -233,9 +239,9 @@ def _compare_with_parent(plan: GenerationPlan, found: Findings) -> int:
             f"nothing cleaned from offset {one['first_offset']} on, where producer {one['producer_id']} "
             "began a transaction that was open"
         )
-        _add(found, side.name, expected, f"a log cleaned up to offset {plan.end_offset}")
+        _add(findings, side.name, expected, f"a log cleaned up to offset {plan.end_offset}")
     if plan.log_start_offset < plan.parent_log_start_offset:
-        _add(found, side.name, f"a log start of at least {plan.parent_log_start_offset}", str(plan.log_start_offset))
+        _add(findings, side.name, f"a log start of at least {plan.parent_log_start_offset}", str(plan.log_start_offset))
     until = {reason: end for reason, _, end, *_ in plan.expired}
     written = plan.retention_exact or plan.erased >= 0
     exact_until = max((row.next_offset for row in plan.manifest if row.cleaned and written), default=0)
@@ -264,15 +270,15 @@ def _compare_with_parent(plan: GenerationPlan, found: Findings) -> int:
         parent,
         child,
         rows,
-        found.transactions,
+        findings.transactions,
         rules,
         side.max_batch_bytes,
         plan.task_memory_bytes,
         sum(n for _, n, _ in sizes),
     )
     for error in differences.problems:
-        found.add(error)
-    found.notes += [f"{side.name}: {n} more rows of this kind: {kind}" for kind, n in differences.unlisted.items()]
+        findings.add(error)
+    findings.notes += [f"{side.name}: {n} more rows of this kind: {kind}" for kind, n in differences.unlisted.items()]
     return differences.compared_records
 
 

@@ -104,36 +104,36 @@ def compare(
     )
     parts = max(1, -(-n_records // (slots // 2)))
     while True:
-        found = Differences()
-        _compare_transactions(parent_transactions, before, child_transactions, after, child, found)
+        all_differences = Differences()
+        _compare_transactions(parent_transactions, before, child_transactions, after, child, all_differences)
         for part in range(parts):
             table = _table(slots)
-            differences = found if part == 0 else Differences()
+            differences = all_differences if part == 0 else Differences()
             walk = _Walk(parent, child, rules, aborted, undecided, secret, max_batch_bytes, soft, differences)
             if not walk.run(table, (part, parts)):
                 break
-            _report_lost(table, found, child, rules)
+            _report_lost(table, all_differences, child, rules)
         else:
             if rules.erased >= 0:
-                _check_erased(found, child, rules, secret, max_batch_bytes, soft)
-            return found
+                _check_erased(all_differences, child, rules, secret, max_batch_bytes, soft)
+            return all_differences
         parts *= 2  # there are more keys than the headers say: magic 0 and 1 do not count what they wrap
 
 
 def _check_erased(
-    found: Differences, child: Side, rules: AllowedDrops, secret: tuple[int, int], max_batch_bytes: int, soft: int
+    differences: Differences, child: Side, rules: AllowedDrops, secret: tuple[int, int], max_batch_bytes: int, soft: int
 ) -> None:
     """Check that as many records went as the run says, and all of each key that lost one."""
-    hashes = np.concatenate([np.empty((0, 2), np.uint64), *found.erased])
+    hashes = np.concatenate([np.empty((0, 2), np.uint64), *differences.erased])
     if len(hashes) != rules.erased:
         path = child.segments[0].path if child.segments else ""
         seen = f"{len(hashes)} from offset {{offset}} on"
-        found.add("erased", np.zeros(1, np.int64), path, f"{rules.erased} erased records, as the run says", seen)
+        differences.add("erased", np.zeros(1, np.int64), path, f"{rules.erased} erased records, as the run says", seen)
     keys = np.unique(hashes.view("u8,u8"))
     for held in blocks(child, secret, max_batch_bytes, soft):
         records = held.records
         same = np.isin(np.stack([records.low, records.high], axis=1).view("u8,u8")[:, 0], keys) & ~records.null_key
-        found.add(
+        differences.add(
             "erased",
             records.offset[same],
             held.path,
@@ -158,12 +158,12 @@ def _table(slots: int) -> LastOfKeys:
     return LastOfKeys(low, high, offset, version, ok, gone, left, used)
 
 
-def _report_lost(table: LastOfKeys, found: Differences, child: Side, rules: AllowedDrops) -> None:
+def _report_lost(table: LastOfKeys, differences: Differences, child: Side, rules: AllowedDrops) -> None:
     """Report the keys that lost their last record, and those of which only an older one is left. By version, a record
     of a lower one may lawfully be left.
     """
     taken = table.offset >= 0
-    found.add_at(
+    differences.add_at(
         "lost",
         np.sort(table.offset[taken & ~table.ok]),
         child,
@@ -172,7 +172,7 @@ def _report_lost(table: LastOfKeys, found: Differences, child: Side, rules: Allo
     )
     if rules.by.strategy == "offset":
         readable = table.offset >= rules.readable_from
-        found.add_at(
+        differences.add_at(
             "returned",
             np.sort(table.offset[taken & readable & table.ok & table.gone & table.left]),
             child,
@@ -182,7 +182,7 @@ def _report_lost(table: LastOfKeys, found: Differences, child: Side, rules: Allo
 
 
 def _compare_transactions(
-    parent: np.ndarray, then: np.ndarray, child: np.ndarray, now: np.ndarray, side: Side, found: Differences
+    parent: np.ndarray, then: np.ndarray, child: np.ndarray, now: np.ndarray, side: Side, differences: Differences
 ) -> None:
     """Check that aborted batches stay aborted and committed ones committed, as far as they are still there.
 
@@ -194,7 +194,7 @@ def _compare_transactions(
     if not len(before):
         return
     wrong = (before["base_offset"][at] == data["base_offset"]) & (then[at] != now)
-    found.add_at(
+    differences.add_at(
         "decision",
         data["base_offset"][wrong],
         side,
@@ -213,7 +213,7 @@ class _Walk:
     secret: tuple[int, int]
     max_batch_bytes: int
     soft_bytes: int
-    found: Differences
+    differences: Differences
 
     def run(self, table: LastOfKeys, part: tuple[int, int]) -> bool:
         """Walk both sides once, side by side. Return whether the table had room for the keys; else it ends early."""
@@ -240,7 +240,7 @@ class _Walk:
         """Compare the child's batches and records up to offset `end` with the parent's run that covers them."""
         n = int(np.searchsorted(held.batches["last_offset"], end, "right"))
         m = int(np.searchsorted(held.records.batch, n))
-        self.found.compared_records += m
+        self.differences.compared_records += m
         legacy = block.batches["magic"] < 2
         # batches: one of magic 2 keeps its offsets; one of magic 0 or 1 lies inside one of the parent's
         at = np.searchsorted(block.batches["last_offset"], held.batches["last_offset"][:n])
@@ -252,7 +252,7 @@ class _Walk:
         if len(block.records.offset):
             same = block.records.offset[row] == offset
             changed = same & (block.records.digest[row] != held.records.digest[:m])
-            self.found.add(
+            self.differences.add(
                 "changed",
                 offset[changed],
                 held.path,
@@ -269,14 +269,14 @@ class _Walk:
         self._report_added(held, first, batches)
 
     def _report_added(self, held: Block, records: np.ndarray, batches: np.ndarray) -> None:
-        self.found.add(
+        self.differences.add(
             "added",
             held.records.offset[records],
             held.path,
             "only records of the generation before",
             "a record at offset {offset} that is not in it",
         )
-        self.found.add(
+        self.differences.add(
             "batch",
             held.batches["last_offset"][batches],
             held.path,
@@ -288,7 +288,7 @@ class _Walk:
         data = (held.batches["attributes"] & CONTROL_MASK) == 0
         time = held.records.timestamp[:m]
         old = data[held.records.batch[:m]] & (time >= 0) & (time < self.rules.oldest_ms)
-        self.found.add(
+        self.differences.add(
             "old",
             held.records.offset[:m][old & (held.records.offset[:m] < self.rules.exact_until)],
             held.path,
@@ -300,7 +300,7 @@ class _Walk:
         """Enter what must survive of a run of the parent; return whether the table had room."""
         batches, records = block.batches, block.records
         control = (batches["attributes"] & CONTROL_MASK) != 0
-        gone, undecided = (_begin_at(batches, offsets) for offsets in (self.aborted, self.undecided))
+        aborted, undecided = (_begin_at(batches, offsets) for offsets in (self.aborted, self.undecided))
         current = batches["magic"] >= 2
         horizon = current & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
         past = np.where(
@@ -310,7 +310,7 @@ class _Walk:
         )
         if len(self.undecided):  # a tombstone behind it stays, because it deletes what readers may see
             past &= batches["base_offset"] < self.undecided[0]
-        data = ~(control | gone | undecided)[records.batch]
+        data = ~(control | aborted | undecided)[records.batch]
         without = self.rules.file_times.get(block.path, block.mtime_ms)
         time = np.where(records.timestamp >= 0, records.timestamp, without)
         # retention's time for a record without one is known only if it deleted whole segments of the parent
@@ -321,10 +321,10 @@ class _Walk:
         expired = old | (records.offset < self.rules.gone_until)
         if self.rules.erased >= 0:  # of aborted transactions too
             erased = ~survived & ~control[records.batch] & ~records.null_key
-            self.found.erased.append(np.stack([records.low[erased], records.high[erased]], axis=1))
+            self.differences.erased.append(np.stack([records.low[erased], records.high[erased]], axis=1))
             expired |= erased
         if self.rules.every_record:
-            self.found.add(
+            self.differences.add(
                 "expired",
                 records.offset[(data | undecided[records.batch]) & ~survived & ~expired],
                 block.path,
@@ -333,7 +333,7 @@ class _Walk:
             )
             return True
         may_go = expired | (records.null_key & (not self.rules.null_keys_stay))
-        self.found.add(
+        self.differences.add(
             "undecided",
             records.offset[undecided[records.batch] & ~survived & ~may_go],
             block.path,
@@ -343,7 +343,7 @@ class _Walk:
         ok = survived | (records.null_value & past[records.batch]) | expired
         has_room = bool(enter_last(records, np.flatnonzero(data & ~records.null_key), ok, survived, part, table))
         if self.rules.null_keys_stay:
-            self.found.add(
+            self.differences.add(
                 "unkeyed",
                 records.offset[data & records.null_key & ~survived & ~expired],
                 block.path,

@@ -59,26 +59,26 @@ def check_partition(plan: CheckPlan) -> CheckResult:
     return make_result(plan, found, time.perf_counter() - started)
 
 
-def check_side(plan: CheckPlan, found: Findings) -> None:
-    """Run all checks of one side, into `found`."""
+def check_side(plan: CheckPlan, findings: Findings) -> None:
+    """Run all checks of one side, into `findings`."""
     reader = LogReader(plan.chunk_bytes, plan.max_batch_bytes)
     rows: list[np.ndarray] = []
-    epochs, producers = Epochs(plan, found), Producers()
+    epochs, producers = Epochs(plan, findings), Producers()
     for number in range(len(plan.segments)):
-        rows.append(_check_segment(plan, number, found, epochs, producers, reader))
-    _check_gaps(plan, epochs.first, found)
-    last = found.facts[-1] if found.facts else None
-    found.log_end_offset = 0 if last is None else max(last.base_offset, last.last_offset + 1)
-    found.transactions = np.concatenate([np.empty(0, TXN_ROW), *rows])
-    _check_markers(plan, found)
-    _state_open_transaction(plan, found)
-    _check_txn_indexes(plan, found)
-    _check_snapshots(plan, found)
-    _check_text_files(plan, found)
+        rows.append(_check_segment(plan, number, findings, epochs, producers, reader))
+    _check_gaps(plan, epochs.first, findings)
+    last = findings.facts[-1] if findings.facts else None
+    findings.log_end_offset = 0 if last is None else max(last.base_offset, last.last_offset + 1)
+    findings.transactions = np.concatenate([np.empty(0, TXN_ROW), *rows])
+    _check_markers(plan, findings)
+    _state_open_transaction(plan, findings)
+    _check_txn_indexes(plan, findings)
+    _check_snapshots(plan, findings)
+    _check_text_files(plan, findings)
 
 
 def _check_segment(
-    plan: CheckPlan, number: int, found: Findings, epochs: Epochs, producers: Producers, reader: LogReader
+    plan: CheckPlan, number: int, findings: Findings, epochs: Epochs, producers: Producers, reader: LogReader
 ) -> np.ndarray:
     """Walk one `.log` and check its indexes; return TXN_ROW[m] of its batches."""
     segment = plan.segments[number]
@@ -86,13 +86,13 @@ def _check_segment(
     after = plan.segments[number + 1].base_offset if number + 1 < len(plan.segments) else None
     active = after is None and not plan.sealed and not plan.generation
     facts = CheckedSegment(path, base)
-    found.facts.append(facts)
+    findings.facts.append(facts)
     index = segment.index or _side_file_path(path, "index")
     times = segment.time_index or _side_file_path(path, "timeindex")
     indexes = IndexCheck(
         base,
-        IndexFile("offset", index, _data(plan, segment, segment.index, found, segment.size_bytes)),
-        IndexFile("time", times, _data(plan, segment, segment.time_index, found, segment.size_bytes)),
+        IndexFile("offset", index, _data(plan, segment, segment.index, findings, segment.size_bytes)),
+        IndexFile("time", times, _data(plan, segment, segment.time_index, findings, segment.size_bytes)),
         IndexBuilder(base, plan.index_interval_bytes, plan.max_index_bytes, path),
     )
     log = log_file(open_root(segment.root), path, segment.size_bytes)
@@ -122,15 +122,17 @@ def _check_segment(
         missing_ok=not plan.generation,
     )
     problems, notes = indexes.finish(expected)
-    found.problems += walk.problems
+    findings.problems += walk.problems
     if walk.n_problems > len(walk.problems):
-        found.notes.append(f"{path}: {walk.n_problems - len(walk.problems)} more problems in this file are not listed")
-    _check_tail(walk, active, found)
+        findings.notes.append(
+            f"{path}: {walk.n_problems - len(walk.problems)} more problems in this file are not listed"
+        )
+    _check_tail(walk, active, findings)
     for problem in problems:
-        found.add(problem)
-    found.notes += notes
+        findings.add(problem)
+    findings.notes += notes
     if walk.unread_bytes:
-        found.not_checked.append(f"{path}: {walk.unread_bytes} bytes after damage, where no batch could be found")
+        findings.not_checked.append(f"{path}: {walk.unread_bytes} bytes after damage, where no batch could be found")
     return np.concatenate([np.empty(0, TXN_ROW), *rows])
 
 
@@ -138,7 +140,7 @@ def _side_file_path(log_path: str, kind: str) -> str:
     return f"{log_path.partition('.log')[0]}.{kind}"
 
 
-def _data(plan: CheckPlan, segment: Segment, path: str | None, found: Findings, log_bytes: int = 0) -> bytes | None:
+def _data(plan: CheckPlan, segment: Segment, path: str | None, findings: Findings, log_bytes: int = 0) -> bytes | None:
     """Return the bytes of a segment's index; None if there are none.
 
     An unreadable file is a row; a generation's missing file is not, as other checks report it.
@@ -149,7 +151,7 @@ def _data(plan: CheckPlan, segment: Segment, path: str | None, found: Findings, 
         return read_file(open_root(segment.beside), path, log_bytes)
     except LogFormatError as error:
         if not (plan.generation and isinstance(error.__cause__, FileNotFoundError)):
-            found.add(error)
+            findings.add(error)
         return None
 
 
@@ -184,14 +186,14 @@ def _see_times(facts: CheckedSegment, run: Run) -> None:
     facts.min_timestamp_ms = min(facts.min_timestamp_ms, int(times[data & (times >= 0)].min(initial=2**63 - 1)))
 
 
-def _check_tail(walk: LogWalk, active: bool, found: Findings) -> None:
+def _check_tail(walk: LogWalk, active: bool, findings: Findings) -> None:
     if not walk.torn_bytes:
         return
     what = "zeros of a preallocated file" if walk.zeros else "not a whole batch"
     if active:
-        found.notes.append(f"{walk.path}: the last {walk.torn_bytes} bytes are {what}; the log ends before them")
+        findings.notes.append(f"{walk.path}: the last {walk.torn_bytes} bytes are {what}; the log ends before them")
     else:
-        found.add(
+        findings.add(
             LogFormatError(
                 "torn_tail",
                 walk.path,
@@ -202,34 +204,34 @@ def _check_tail(walk: LogWalk, active: bool, found: Findings) -> None:
         )
 
 
-def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, found: Findings) -> None:
+def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, findings: Findings) -> None:
     if plan.generation:
         return
     rows = [
         (f.path, f.base_offset, max(f.base_offset, f.last_offset + 1), f.thinned_offset, not f.damaged)
-        for f in found.facts
+        for f in findings.facts
     ]
     for gap in gap_problems(plan, rows, first_epoch):
         if isinstance(gap, str) or plan.gaps_accepted:
-            found.notes.append(str(gap))
+            findings.notes.append(str(gap))
         else:
-            found.problems.append(replace(Problem.of(gap), state="gap"))
+            findings.problems.append(replace(Problem.of(gap), state="gap"))
 
 
-def _check_markers(plan: CheckPlan, found: Findings) -> None:
+def _check_markers(plan: CheckPlan, findings: Findings) -> None:
     """Add a row for each transaction whose marker is lost. In a generation it is a note, because a compaction keeps
     what it cannot decide.
     """
-    if any(f.damaged for f in found.facts):
+    if any(f.damaged for f in findings.facts):
         return  # the marker may lie in the damage
-    rows, bases = found.transactions, np.array([f.base_offset for f in found.facts], np.int64)
+    rows, bases = findings.transactions, np.array([f.base_offset for f in findings.facts], np.int64)
     lost, following = lost_markers(rows, plan.log_start_offset or 0)
     _, first = np.unique(following, return_index=True)
     for i in np.sort(first)[:_MOST_LISTED]:
         batch, other = rows[lost[i]], rows[following[i]]
         error = LogFormatError(
             "transaction",
-            found.facts[int(np.searchsorted(bases, batch["base_offset"], "right")) - 1].path,
+            findings.facts[int(np.searchsorted(bases, batch["base_offset"], "right")) - 1].path,
             int(batch["position"]),
             f"a marker of producer {batch['producer_id']} behind this batch of epoch {batch['producer_epoch']}",
             f"a batch of epoch {other['producer_epoch']} at offset {other['base_offset']}, and no marker before it",
@@ -238,18 +240,18 @@ def _check_markers(plan: CheckPlan, found: Findings) -> None:
             "compact keeps the batch, and readers of committed records take the outcome of the next marker",
         )
         if plan.generation:
-            found.notes.append(str(error))
+            findings.notes.append(str(error))
         else:
-            found.add(error)
+            findings.add(error)
     if len(first) > _MOST_LISTED:
         more = len(first) - _MOST_LISTED
-        found.notes.append(f"{plan.name}: {more} more transactions without a marker are not listed")
+        findings.notes.append(f"{plan.name}: {more} more transactions without a marker are not listed")
 
 
-def _state_open_transaction(plan: CheckPlan, found: Findings) -> None:
+def _state_open_transaction(plan: CheckPlan, findings: Findings) -> None:
     """State the oldest open transaction if it begins below the active segment: it holds cleaning back."""
-    rows, bases = found.transactions, np.array([f.base_offset for f in found.facts], np.int64)
-    end = found.log_end_offset
+    rows, bases = findings.transactions, np.array([f.base_offset for f in findings.facts], np.int64)
+    end = findings.log_end_offset
     opened = open_transactions(rows, np.array([end]), plan.log_start_offset or 0)
     opened = opened[opened["first_offset"] < (end if plan.sealed else max(bases.tolist(), default=0))]
     if plan.generation or not len(opened):
@@ -257,36 +259,38 @@ def _state_open_transaction(plan: CheckPlan, found: Findings) -> None:
     oldest = opened[np.argmin(opened["first_offset"])]
     offset, producer_id = int(oldest["first_offset"]), int(oldest["producer_id"])
     first = rows[(rows["base_offset"] == offset) & (rows["producer_id"] == producer_id)]
-    path = found.facts[int(np.searchsorted(bases, offset, "right")) - 1].path
+    path = findings.facts[int(np.searchsorted(bases, offset, "right")) - 1].path
     since = int(first["max_timestamp"][0])
-    found.held_back = HeldBack("open_transaction", offset, path, since, producer_id=producer_id)
+    findings.held_back = HeldBack("open_transaction", offset, path, since, producer_id=producer_id)
 
 
-def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:
-    rows = found.transactions
+def _check_txn_indexes(plan: CheckPlan, findings: Findings) -> None:
+    rows = findings.transactions
     if not plan.txn_indexes:
         if len(rows):
-            found.not_checked.append(f"{plan.name}: transaction indexes, because uploads of its kind have none")
+            findings.not_checked.append(f"{plan.name}: transaction indexes, because uploads of its kind have none")
         return
-    if any(f.damaged for f in found.facts) and len(rows):
-        found.not_checked.append(f"{plan.name}: transaction indexes, because not every batch could be read")
+    if any(f.damaged for f in findings.facts) and len(rows):
+        findings.not_checked.append(f"{plan.name}: transaction indexes, because not every batch could be read")
         return
     completed, aborted = completed_transactions(rows)
     by_marker = np.argsort(completed["last_offset"], kind="stable")
     completed, aborted = completed[by_marker], aborted[by_marker]
     markers = rows[rows["marker"] >= 0]
     previous, _ = previous_markers(markers, markers[:0])
-    dense_from = found.facts[0].base_offset if all(f.dense for f in found.facts) and _joined(found.facts) else None
+    dense_from = (
+        findings.facts[0].base_offset if all(f.dense for f in findings.facts) and _joined(findings.facts) else None
+    )
     for i, segment in enumerate(plan.segments):
         low = segment.base_offset
-        high = plan.segments[i + 1].base_offset if i + 1 < len(plan.segments) else found.log_end_offset
+        high = plan.segments[i + 1].base_offset if i + 1 < len(plan.segments) else findings.log_end_offset
         inside = (completed["last_offset"] >= low) & (completed["last_offset"] < high)
         here = (markers["base_offset"] >= low) & (markers["base_offset"] < high)
-        data = _data(plan, segment, segment.txn_index, found)
+        data = _data(plan, segment, segment.txn_index, findings)
         path = segment.txn_index or _side_file_path(segment.path, "txnindex")
         ended = completed[inside & aborted]
         for error in check_txn_index(data or b"", path, ended, markers[here], previous[here], dense_from):
-            found.add(error)
+            findings.add(error)
 
 
 def _joined(facts: list[CheckedSegment]) -> bool:
@@ -295,14 +299,14 @@ def _joined(facts: list[CheckedSegment]) -> bool:
     return all(f.base_offset == end for f, end in zip(facts[1:], ends[:-1], strict=True))
 
 
-def _check_snapshots(plan: CheckPlan, found: Findings) -> None:
+def _check_snapshots(plan: CheckPlan, findings: Findings) -> None:
     files, log_start = sorted(plan.snapshots, key=lambda file: file.offset), plan.log_start_offset or 0
-    whole = not any(f.damaged for f in found.facts)  # else a marker may lie in the damage
+    whole = not any(f.damaged for f in findings.facts)  # else a marker may lie in the damage
     offsets = np.array([file.offset for file in files], np.int64)
-    opened = open_transactions(found.transactions if whole else found.transactions[:0], offsets, log_start)
+    opened = open_transactions(findings.transactions if whole else findings.transactions[:0], offsets, log_start)
     for i, file in enumerate(files):
         rows = opened[(opened["row"] == i) & (file.offset > log_start)]  # no broker loads one at the log start or below
-        found.attempt(lambda file=file, rows=rows: _check_snapshot(file, rows), file.path)  # type: ignore[misc]
+        findings.attempt(lambda file=file, rows=rows: _check_snapshot(file, rows), file.path)  # type: ignore[misc]
 
 
 def _check_snapshot(file: SideFile, opened: np.ndarray) -> None:
@@ -321,19 +325,19 @@ def _check_snapshot(file: SideFile, opened: np.ndarray) -> None:
     check_snapshot(entries, file.path, opened)
 
 
-def _check_text_files(plan: CheckPlan, found: Findings) -> None:
+def _check_text_files(plan: CheckPlan, findings: Findings) -> None:
     if plan.metadata is not None:
         root, path = open_root(plan.metadata.root), plan.metadata.path
-        found.attempt(lambda: checkpoints.read_partition_metadata(read_file(root, path), path), path)
-    if any(f.damaged for f in found.facts):
+        findings.attempt(lambda: checkpoints.read_partition_metadata(read_file(root, path), path), path)
+    if any(f.damaged for f in findings.facts):
         return  # the log's end is not certain
-    end = found.log_end_offset
+    end = findings.log_end_offset
     for what, offset in (
         ("log start", plan.log_start_offset), ("cleaner", plan.cleaner_checkpoint),
         ("high watermark", plan.high_watermark),
     ):  # fmt: skip
         if offset is not None and offset > end:
-            found.add(
+            findings.add(
                 LogFormatError(
                     "side_file",
                     plan.name,

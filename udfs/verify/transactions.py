@@ -143,14 +143,14 @@ def check_snapshot(entries: np.ndarray, path: str, opened: np.ndarray) -> None:
     order = np.argsort(entries["producer_id"])
     by_id = entries[order]
     at = np.searchsorted(by_id["producer_id"], opened["producer_id"])
-    known = np.append(by_id["producer_id"], -1)[at] == opened["producer_id"]
-    first = np.where(known, np.append(by_id["current_txn_first_offset"], -1)[at], -1)
+    has_producer = np.append(by_id["producer_id"], -1)[at] == opened["producer_id"]
+    first = np.where(has_producer, np.append(by_id["current_txn_first_offset"], -1)[at], -1)
     for i in np.flatnonzero((first < 0) | (first > opened["first_offset"]))[:1]:
         expected = (
             f"the transaction of producer {opened['producer_id'][i]}, which the log shows open from offset "
             f"{opened['first_offset'][i]} on"
         )
-        found = f"one from {first[i]} on" if first[i] >= 0 else "none" if known[i] else "no such producer"
+        found = f"one from {first[i]} on" if first[i] >= 0 else "none" if has_producer[i] else "no such producer"
         hint = "a broker believes this file, and cleans past the transaction: delete it, or run reindex --in-place"
         raise LogFormatError("side_file", path, 0, expected, found, hint=hint)
 
@@ -220,21 +220,25 @@ def check_txn_index(
     aborts, previous = markers[is_abort], np.append(previous[is_abort], -1)
     row = np.searchsorted(aborts["base_offset"], last)
     marker = np.append(aborts, np.zeros(1, TXN_ROW))[row]
-    known = row < len(aborts)
-    known &= (marker["base_offset"] == last) & (marker["producer_id"] == entries["producer_id"])
-    report(~known, "an ABORT marker of its producer at its last offset")
+    has_marker = row < len(aborts)
+    has_marker &= (marker["base_offset"] == last) & (marker["producer_id"] == entries["producer_id"])
+    report(~has_marker, "an ABORT marker of its producer at its last offset")
     falls = np.zeros(n, np.bool_)
     falls[1:] = last[1:] <= last[:-1]
     report(falls, "last offsets that rise")
     before = previous[row]
-    report(known & (before >= 0) & (first <= before), "a first offset above {}, its producer's previous marker", before)
+    report(
+        has_marker & (before >= 0) & (first <= before),
+        "a first offset above {}, its producer's previous marker",
+        before,
+    )
 
-    missing, at, there = _missing_entries(last, aborted, path)
+    missing, at, present = _missing_entries(last, aborted, path)
     problems += missing
     left = np.zeros(n, np.bool_)  # the log holds data of the entry's transaction, which begins at, and is stable up to:
     begins, most = last.copy(), last + 1
     left[at] = True
-    begins[at], most[at] = there["first_offset"], there["last_stable_offset"]
+    begins[at], most[at] = present["first_offset"], present["last_stable_offset"]
     report(first > begins, "a first offset up to {}", begins)
     report(first < 0, "a first offset of 0 or more")
     report(stable > most, "a last stable offset up to {}", most)
@@ -242,7 +246,9 @@ def check_txn_index(
     if dense_from is not None:
         within = first >= dense_from
         report(left & within & (first < begins), "a first offset of {}", begins)
-        report(known & ~left & within & (first < last), f"no data in the log, or a first offset below {dense_from}")
+        report(
+            has_marker & ~left & within & (first < last), f"no data in the log, or a first offset below {dense_from}"
+        )
         report(left & (stable >= dense_from) & (stable < most), "a last stable offset of {}", most)
     return sorted(problems, key=lambda problem: problem.position)
 

@@ -33,8 +33,8 @@ def look_up(hashes: np.ndarray, salt: np.ndarray, words: np.ndarray, out: np.nda
     for i in range(hashes.shape[0]):
         first = np.int64(((hashes[i] >> np.uint64(32)) * blocks) >> np.uint64(32)) * 8
         low = np.uint32(hashes[i] & np.uint64(0xFFFFFFFF))
-        found = True
+        holds_all = True
         for j in range(8):
             bit = np.uint32(1) << (np.uint32(low * salt[j]) >> np.uint32(27))
-            found = found and words[first + j] & bit != np.uint32(0)
-        out[i] = found
+            holds_all = holds_all and words[first + j] & bit != np.uint32(0)
+        out[i] = holds_all

@@ -91,7 +91,7 @@ def decide(
         current = batch.magic >= 2
         has_horizon = current and batch.attributes & DELETE_HORIZON_MASK != 0
         append_time = batch.magic > 0 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
-        known = verdicts[i] != UNKNOWN
+        is_known = verdicts[i] != UNKNOWN
         codec = batch.attributes & CODEC_MASK
         other_codec = not control and rules.codec >= 0 and codec != rules.codec
         if other_codec:
@@ -105,7 +105,7 @@ def decide(
         min_timestamp = np.int64(UNKNOWN_TIMESTAMP if oldest_ms < 0 else NO_TIMESTAMP)
         if drop_records[i]:
             counters[DROPPED_MARKERS if control else DROPPED_ABORTED] += n_records
-        elif known:
+        elif is_known:
             if verdicts[i] == ALL_STAY:
                 n_kept = n_records
             else:

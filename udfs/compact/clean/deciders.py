@@ -225,10 +225,10 @@ def list_pending_keys(rows: Iterable[Segment | None]) -> list[PendingKeys]:
 
 def known_from(pending: Sequence[PendingKeys], end: int) -> int:
     """Return the lowest offset from which key files, by offset, hold all keys up to `end`."""
-    for one in reversed(pending):
-        if one.until != end:
+    for files in reversed(pending):
+        if files.until != end:
             break
-        end = one.first
+        end = files.first
     return end
 
 

@@ -336,12 +336,12 @@ def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], 
     and the archive's first epoch: a broker's retention may have overtaken the store. If the last generation's file is
     damaged or lost, they also give the epochs before the archive's first one.
     """
-    known: list[EpochEntry] = []
+    epochs_of_archive: list[EpochEntry] = []
     notes: tuple[str, ...] = ()
     file = plan.input.generation.epochs
     if file is not None:
         try:
-            known = checkpoints.read_leader_epochs(read_side_file(file), file.path)
+            epochs_of_archive = checkpoints.read_leader_epochs(read_side_file(file), file.path)
         except LogFormatError as error:
             if error.kind == "unreadable" and not isinstance(error.__cause__, FileNotFoundError):
                 raise
@@ -349,8 +349,8 @@ def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], 
                 f"{error}; the epochs of the archive's file and of the batches are used instead: "
                 "an epoch of which the log holds no batch may be missing",
             )
-    given, epochs = plan.input.leader_epochs, known
-    if given is None or known or notes:
+    given, epochs = plan.input.leader_epochs, epochs_of_archive
+    if given is None or epochs_of_archive or notes:
         until = given[0][0] if given else np.iinfo(np.int32).max
         for source in analysis.sources:
             epochs = epochs + [e for e in source.epochs if e[0] <= until and (not epochs or e[0] > epochs[-1][0])]
@@ -366,7 +366,7 @@ class WrittenGeneration:
     segments: tuple[Segment, ...]
     log_start_offset: int
     expired: tuple[Expired, ...] = ()
-    gone: tuple[Segment, ...] = ()
+    deleted: tuple[Segment, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -375,7 +375,7 @@ def make_result(
 ) -> PartitionResult:
     """Return the result of a cleaned partition."""
     out = generation.segments
-    cleaned = [s for s in (*generation.gone, *out) if s.cleaned]
+    cleaned = [s for s in (*generation.deleted, *out) if s.cleaned]
     before = sum(s.size for s in analysis.sources)
     read = sum(s.facts_bytes or s.size for s in analysis.sources)
     read_again = sum(s.source_bytes for s in cleaned)

@@ -143,12 +143,12 @@ class PieceStack:
                     if piece.place >= 0:
                         read_exactly(self._spill, _SPILL, piece.place + start, part)
                     else:
-                        one = sources[piece.source]
+                        log = sources[piece.source]
                         if piece.source != opened_at:
                             files.close()  # a group may have thousands of sources
-                            file = files.enter_context(one.open_log())
+                            file = files.enter_context(log.open_log())
                             opened_at = piece.source
-                        read_exactly(file, one.path, piece.position + start, part)
+                        read_exactly(file, log.path, piece.position + start, part)
                     checksum = crc32c_extend(checksum, part)
                     yield rows, part
                     rows = none

@@ -126,7 +126,7 @@ def place_one(plan: PartitionPlan, segment: Segment) -> Segment:
     written, placed = segment.path.removesuffix(".log"), path.removesuffix(".log")
     written_base = int(written.rpartition("/")[2])
     shift = written_base - segment.base_offset
-    known, checksums = side_checksums([segment.side_files]), {}
+    side_sums, checksums = side_checksums([segment.side_files]), {}
     for kind in written_kinds(segment):
         if shift and kind in OF_YIELD:  # they hold relative offsets, and cost only time if they are missing
             continue
@@ -136,7 +136,7 @@ def place_one(plan: PartitionPlan, segment: Segment) -> Segment:
             checksums |= write_side_files(store, plan.run.folder, {segment_file(segment.base_offset, kind): data})
             continue
         if kind not in ("log", *OF_YIELD):
-            checksums[segment_file(segment.base_offset, kind)] = known[segment_file(written_base, kind)]
+            checksums[segment_file(segment.base_offset, kind)] = side_sums[segment_file(written_base, kind)]
         if store.is_local:
             store.filesystem.move(store.full(old), store.full(new))  # the very file that was read back
         else:
@@ -328,13 +328,13 @@ class GroupOutput:
                 written_segment(group, "", np.concatenate([none, *rows]), 0, (0, 0, 0))
                 for group, rows in zip(self._groups, self._rows, strict=True)
             ]
-        segments, found = [], 0
+        segments, digest_read = [], 0
         for output, group in zip(self._outputs, self._groups, strict=True):
             segment, of_segment = self._finish(output, group, buffer)
             segments.append(segment)
-            found = (found + of_segment) & (2**64 - 1)
-        if found != digest:
-            raise LogFormatError("readback", segments[0].path, 0, f"records {digest:#018x}", f"{found:#018x}")
+            digest_read = (digest_read + of_segment) & (2**64 - 1)
+        if digest_read != digest:
+            raise LogFormatError("readback", segments[0].path, 0, f"records {digest:#018x}", f"{digest_read:#018x}")
         return segments
 
     def _write(self, rows: np.ndarray, data: np.ndarray) -> None:

@@ -184,15 +184,15 @@ def _check_continues(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
         _check_last_batch(plan, _last_batch_before(plan, segment, buffer))
 
 
-def _check_last_batch(plan: PartitionPlan, found: LastBatch) -> None:
-    known = plan.input.generation.last_batch
-    if known.base_offset >= 0 and found != known:
+def _check_last_batch(plan: PartitionPlan, last_batch: LastBatch) -> None:
+    noted_batch = plan.input.generation.last_batch
+    if noted_batch.base_offset >= 0 and last_batch != noted_batch:
         raise LogFormatError(
             "changed",
             plan.name,
             NO_POSITION,
-            f"{known} before offset {plan.input.generation.next_offset}",
-            f"{found}",
+            f"{noted_batch} before offset {plan.input.generation.next_offset}",
+            f"{last_batch}",
             hint=ANOTHER_LOG,
             state="diverged",
         )
@@ -244,10 +244,10 @@ def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, 
     """
     accept = plan.policy.settings.gaps == "accept"
     passed = [gap for gap in plan.input.generation.gaps if gap.last >= (plan.input.log_start_checkpoint or 0)]
-    known, said = _Ranges(passed), []
+    accepted, said = _Ranges(passed), []
     thinned_above = list(accumulate((s.thinned_offset for s in reversed(scans)), max))[::-1]
     for hole in _holes(plan, scans):
-        if known.hold(hole.first, hole.last):
+        if accepted.hold(hole.first, hole.last):
             continue
         missing = _missing(plan, scans, thinned_above, hole)
         if missing is None and hole.last < _cleaned_until(plan, hole.below):
@@ -355,10 +355,10 @@ def _missing(
             f"a segment that begins at {hole.last + 1}",
             f"{ACCEPT_HINT}; or --reset to start over from what the archive holds",
         )
-    path, known = plan.input.segments[hole.below].path, scan.indexed_end
-    first = scan.last_offset + 1 if known and not orphan else hole.first
+    path, end_is_known = plan.input.segments[hole.below].path, scan.indexed_end
+    first = scan.last_offset + 1 if end_is_known and not orphan else hole.first
     thinned = thinned_above[hole.below + 1] >= 0 or scan.thinned_offset >= plan.cleaned_until
-    between = Hole(first, hole.last, path, scan.end_position, known, after.path)
+    between = Hole(first, hole.last, path, scan.end_position, end_is_known, after.path)
     return missing(between, orphan, lambda: below or thinned, hint)
 
 

@@ -40,15 +40,17 @@ def discardable_batches(rows: np.ndarray, aborted: np.ndarray) -> tuple[np.ndarr
     kept_abort = np.full(len(rows), NONE, np.int64)
     if len(rows):
         order = np.argsort(aborted["first_offset"], kind="stable")
-        known, dense = np.unique(np.concatenate([rows["producer_id"], aborted["producer_id"]]), return_inverse=True)
+        producer_ids, dense = np.unique(
+            np.concatenate([rows["producer_id"], aborted["producer_id"]]), return_inverse=True
+        )
         replay(
             rows,
             dense[: len(rows)],
             aborted["first_offset"][order],
             dense[len(rows) :][order],
-            np.full(len(known), NONE, np.int64),
-            np.zeros(len(known), np.bool_),
-            np.zeros(len(known), np.bool_),
+            np.full(len(producer_ids), NONE, np.int64),
+            np.zeros(len(producer_ids), np.bool_),
+            np.zeros(len(producer_ids), np.bool_),
             discardable,
             kept_abort,
         )
@@ -189,10 +191,10 @@ def data_before(rows: np.ndarray, producers: np.ndarray, offsets: np.ndarray) ->
     offset = np.concatenate([rows["last_offset"], offsets])
     order = np.lexsort((np.arange(n + m) < n, offset, producer))  # at the same offset the pair comes first
     last = np.maximum.accumulate(np.where(order < n, np.arange(n + m), NONE))
-    found = np.where(last >= 0, order[last], NONE)
-    found[(found >= 0) & (producer[found] != producer[order])] = NONE
+    rows_before = np.where(last >= 0, order[last], NONE)
+    rows_before[(rows_before >= 0) & (producer[rows_before] != producer[order])] = NONE
     out = np.empty(n + m, np.int64)
-    out[order] = found
+    out[order] = rows_before
     return out[n:]
 
 
@@ -236,10 +238,10 @@ def same_marker(offset: np.ndarray, producer_id: np.ndarray, entries: np.ndarray
     is).
     """
     at = np.searchsorted(offset, entries["last_offset"])
-    found = np.flatnonzero(at < len(offset))
+    inside = np.flatnonzero(at < len(offset))
     same = np.zeros(len(entries), np.bool_)
-    same[found] = offset[at[found]] == entries["last_offset"][found]
-    same[found] &= producer_id[at[found]] == entries["producer_id"][found]
+    same[inside] = offset[at[inside]] == entries["last_offset"][inside]
+    same[inside] &= producer_id[at[inside]] == entries["producer_id"][inside]
     return same, at
 
 
@@ -265,10 +267,10 @@ def check_ends_known(
     rows = rows[rows["last_offset"] >= plan.input.log_start_offset]
     lost = sorted((gap for gap in gaps if gap.lost), key=lambda gap: gap.first)
     first, last = np.array([(gap.first, gap.last) for gap in lost], np.int64).reshape(-1, 2).T
-    found = possibly_ended_in(rows, first, last) if len(rows) else np.empty(0, np.int64)
-    found = found[at_stake(rows[found], end, is_denied)]
-    if len(found):
-        batch = rows[found[0]]
+    undecided = possibly_ended_in(rows, first, last) if len(rows) else np.empty(0, np.int64)
+    undecided = undecided[at_stake(rows[undecided], end, is_denied)]
+    if len(undecided):
+        batch = rows[undecided[0]]
         gap = lost[int(np.searchsorted(first, batch["last_offset"], "right"))]
         raise LogFormatError(
             "gap",
@@ -284,13 +286,14 @@ def check_ends_known(
 def note_undecided(scans: Sequence[SegmentScan], transactions: np.ndarray, notes: list[str]) -> None:
     """Add notes for transactions whose marker is lost, UNDECIDED[n] in log order."""
     bases = np.array([s.first_offset for s in scans], np.int64)
-    for one in transactions[:_MOST_NAMED]:
-        path = scans[int(np.searchsorted(bases, one["base_offset"], "right")) - 1].path
+    for transaction in transactions[:_MOST_NAMED]:
+        path = scans[int(np.searchsorted(bases, transaction["base_offset"], "right")) - 1].path
         notes.append(
-            f"{path}: expected a marker of producer {one['producer_id']} behind its batch of epoch {one['epoch']} at "
-            f"offset {one['base_offset']}, found a batch of epoch {one['next_epoch']} at offset {one['next_offset']}; "
-            "the outcome of this transaction is unknown: its records are kept and supersede nothing; look for the "
-            "marker in another replica or an older copy"
+            f"{path}: expected a marker of producer {transaction['producer_id']} behind its batch of epoch "
+            f"{transaction['epoch']} at offset {transaction['base_offset']}, found a batch of epoch "
+            f"{transaction['next_epoch']} at offset {transaction['next_offset']}; the outcome of this transaction is "
+            "unknown: its records are kept and supersede nothing; look for the marker in another replica or an older "
+            "copy"
         )
     if len(transactions) > _MOST_NAMED:
         notes.append(f"{len(transactions) - _MOST_NAMED} more transactions of this partition without a marker")
@@ -335,17 +338,17 @@ def with_index_entries(
         wrong = contradictions(entries, aborted, markers, before)
         right = np.ones(len(entries), np.bool_)
         right[list(wrong)] = False
-        said = [i for i in wrong if not unread[i]]
-        for i in said[:_MOST_NAMED]:
+        contradicted = [i for i in wrong if not unread[i]]
+        for i in contradicted[:_MOST_NAMED]:
             problem = transaction_index.wrong_entry(file.path, i, wrong[i], entries[i])
             notes.append(f"{problem}; the log decides")
-        if len(said) > _MOST_NAMED:
-            notes.append(f"{file.path}: {len(said) - _MOST_NAMED} more entries that the log contradicts")
-        known, at = same_marker(out["last_offset"], out["producer_id"], entries)
+        if len(contradicted) > _MOST_NAMED:
+            notes.append(f"{file.path}: {len(contradicted) - _MOST_NAMED} more entries that the log contradicts")
+        has_marker, at = same_marker(out["last_offset"], out["producer_id"], entries)
         _check_no_marker_lost(plan, file, scans, entries, aborted)
         _check_no_end_lost(plan, file, scans, rows, entries, at_stake(rows, end, is_denied))
-        index_only.append(entries[right & ~known])
-        same = right & known
+        index_only.append(entries[right & ~has_marker])
+        same = right & has_marker
         for name in ("first_offset", "last_stable_offset"):
             out[name][at[same]] = entries[name][same]
     return out, by_marker(np.concatenate(index_only))
@@ -370,10 +373,10 @@ def _check_no_marker_lost(
     """
     if not len(aborted) or _is_dense(scans):
         return
-    known, at = same_marker(aborted["last_offset"], aborted["producer_id"], entries)
+    has_marker, at = same_marker(aborted["last_offset"], aborted["producer_id"], entries)
     first = aborted["first_offset"][np.minimum(at, len(aborted) - 1)]
     at_stake = np.maximum(first, plan.input.log_start_offset)
-    doubtful = known & (entries["first_offset"] > at_stake) & (entries["first_offset"] <= entries["last_offset"])
+    doubtful = has_marker & (entries["first_offset"] > at_stake) & (entries["first_offset"] <= entries["last_offset"])
     if not doubtful.any():
         return
     rows = np.concatenate([s.transactional for s in scans])
