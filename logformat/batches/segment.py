@@ -136,8 +136,7 @@ class SegmentReader:
         schema = select(RECORDS, columns)
         if not schema.names:
             raise ValueError("no columns")
-        keys_only = not {"value", "headers"} & set(schema.names)
-        reader = LogReader(self.chunk_bytes, self.max_batch_bytes, soft_bytes=soft_bytes, keys_only=keys_only)
+        reader = LogReader(self.chunk_bytes, self.max_batch_bytes, soft_bytes=soft_bytes)
         shown = partial(
             record_batches,
             schema=schema,
