@@ -23,6 +23,7 @@ EXAMPLES: Final = {
         "reindex examples/archive --check",
         "reindex examples/archive --output work/indexes --topics 'users*' --partition 0-1",
     ),
+    "convert": ("convert examples/archive --to v3 --output work/archive-v3",),
     "merge": ("merge examples/replicas --layout replicas --output work/merged", "verify work/merged"),
     "export": ("export examples/archive --format parquet --output work/parquet",),
     "restore": ("restore --store work/store --output work/restored", "verify work/restored"),

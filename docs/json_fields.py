@@ -126,7 +126,7 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
         "beyond": "what the archive holds beyond the end of the restored partitions",
         "partitions": "with `next_offset` (log end), `last_visible_offset` (the last offset that a consumer gets; -1: "
         "none; null: unknown), `topic_id`, `topic_id_is_given`, "
-        "`is_beyond_topic`, `ends_in_empty_batch`, `cleaned_until`, "
+        "`is_beyond_topic`, `ends_in_empty_batch`, `converted`, `cleaned_until`, "
         "`cleaned_again_bytes` and `cleaned_bytes`",
     },
     "vacuum": {

@@ -19,6 +19,7 @@ from lastkey.jobs.command.functions import command
 from lastkey.jobs.command.option_groups import Listing, Monitoring
 from lastkey.jobs.command.options import (
     CompactOptions,
+    ConvertOptions,
     MergeOptions,
     PackOptions,
     PoliciesOptions,
@@ -30,6 +31,7 @@ from lastkey.jobs.command.read_options import ExportOptions, InspectOptions, Loo
 if TYPE_CHECKING:
     from lastkey.jobs.command.reporting import JobReport
     from lastkey.jobs.compact.report import CompactReport
+    from lastkey.jobs.convert.report import ConvertReport
     from lastkey.jobs.export.report import ExportReport
     from lastkey.jobs.merge.report import MergeReport
     from lastkey.jobs.pack import PackReport
@@ -72,8 +74,8 @@ def compact() -> CompactReport:
     after the horizon drops them.
 
     **Uncleanable partitions** (exit code 3) keep their generation, and other partitions are processed. A partition is
-    `uncleanable` if files are damaged, `diverged` if another log has its name (topic recreated, archive rolled back,
-    another cluster, a checkpoint above the log end), and in state `gap` if a segment is missing, empty or
+    `uncleanable` if files are damaged, `diverged` if another log has its name (topic recreated, archive rolled back or
+    converted, another cluster, a checkpoint above the log end), and in state `gap` if a segment is missing, empty or
     cut short: between two segments, between store and archive, or where an index or a snapshot shows that there was
     more. A hole that a cleaner made is [not a gap](/../udfs/compact/COMPACTION.md#holes). The report and the table
     `cleaner_state` give path, position, expected and found. See [A partition is uncleanable](/how-to/uncleanable.md).
@@ -102,8 +104,8 @@ def compact() -> CompactReport:
     gets the limit divided by the tasks that can run at once, so a run with fewer tasks stays below it. The limit covers
     logs, their indexes and everything that is made from them; not listings, state tables, and what Spark moves by
     itself (key hashes of large partitions, `lookup --at`, the queries of an audit). In Google's store 8 MB more count
-    for each log that is read backwards, because its library fetches that much in vain. `verify`, `reindex`, `inspect`,
-    `report`, `erase`, `lookup --store`, audits and `restore` keep to the same setting.
+    for each log that is read backwards, because its library fetches that much in vain. `verify`, `reindex`, `convert`,
+    `inspect`, `report`, `erase`, `lookup --store`, audits and `restore` keep to the same setting.
 
     **Concurrent runs.** A run holds a [lease](/../jobs/store/STORE.md#several-runs-at-once) in the store, which names
     its partitions, host and process id. A second run on one of these partitions ends with exit code 4 before it reads a
@@ -157,6 +159,43 @@ def reindex() -> ReindexReport:
     it works. If it is killed, each file is either the old or the new one; run it again. Ctrl-C and SIGTERM end every
     mode at once, and the message has the number of finished partitions. What `--output` has written by then is
     incomplete: remove that folder.
+    """
+    raise NotImplementedError
+
+
+@command(ConvertOptions, Listing)
+def convert() -> ConvertReport:
+    """Write ARCHIVE, or a generation of STORE, again in another message format, without loss.
+
+    The source is only read. Raises a JobError if the job stops (kinds NotEmptyError; ConvertFullError: the disk is
+    full).
+
+    `--to v3` writes a message format of our own, which takes less room and whose keys are read without their values
+    ([magic 3](/../logformat/FORMAT.md#magic-3)); `--to v2` writes Kafka's. Every job reads both; a broker reads v2
+    alone.
+
+    A batch that v3 would not give back byte for byte stays as it is, so a file may hold both formats. Each new batch is
+    read again and compared; if a byte of a record or a field of its header differed, that log would be a problem
+    (`readback`) and left out. Control batches and magic 0 and 1 always stay. On the way back the bytes are those of the
+    original, except for bodies that snappy or zstd compressed elsewhere: these are equal when decompressed. Logs get
+    new indexes and keep their times; other files of a partition, and checkpoints beside it, are copied.
+
+    A log that cannot be read is a problem (exit code 3), and is left out; others are converted. A log never grows
+    beyond 2 GiB - 1: on the way to v3 batches stay as they are in logs of more than 7/8 of that; a log that would on
+    the way to v2 is such a problem.
+
+    A run that was killed, or found no space, continues when you give the same command again: it keeps each segment that
+    is complete. Until the end the output holds `convert.part`, and an incomplete partition is in a folder
+    `TOPIC-N.part`, which no job takes for a log and a broker does not start on. In a bucket it is an object
+    `TOPIC-N.part` beside the folder. If the archive or the settings have changed since, the command fails (exit code
+    2): remove the output, or choose another.
+
+    A store that was made from the archive does not continue with a converted copy, because it identifies the archive by
+    sizes of files and by the checksum of its last batch. In another place, the copy is another archive (exit code 2).
+    In the archive's place, its partitions are `diverged` (exit code 3), also with `--force`: nothing is cleaned, and
+    the generations stay. The exception is a generation that uses no file of the archive, if the last batch before its
+    end did not change, such as a transaction's marker: it continues, and the copy holds the same records. So keep the
+    archive, or begin a new store, or `--reset`.
     """
     raise NotImplementedError
 

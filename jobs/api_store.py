@@ -48,6 +48,9 @@ def restore() -> RestoreReport:
     nothing is due; remove a file that was cut short first, and add `--set gaps=accept` where a file of the archive is
     lost.
 
+    Segments in magic 3, of an archive that `convert` made, become magic 2, with indexes made from the settings; JSON
+    counts them in `converted`.
+
     Segments that were never rewritten come from the archive. If one is missing, `restore` fails (exit code 3) before it
     writes anything. It copies files and never links them, because a broker appends to them. The report lists what the
     archive holds beyond the end of the restored partitions. A restore that fails, or is interrupted, removes the files

@@ -114,6 +114,7 @@ class FileSystemError(MachineError):
 
 E_co = TypeVar("E_co", bound=JobError, covariant=True)
 _FOUND: Final = "{path}: expected {expected}, found {found}"
+_AT: Final = "{path} at byte {position}: expected {expected}, found {found}"
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,10 @@ MISSING_FILE: Final = Kind("MissingFileError", DataError,
 MISSING_SIDE_FILE: Final = Kind("MissingSideFileError", DataError,
     cause="An index, or another file beside a log, that a generation names, missing or changed.",
     hint="bring these files back from a copy, or make new ones: compact --force, for a .txnindex with --reset TOPIC")
+OTHER_FORMAT: Final = Kind("OtherFormatError", DataError,
+    _AT,
+    cause="A segment of magic 3 that cannot be written in magic 2, which brokers read.",
+    hint="nothing was restored; with --config give the settings that compact ran with")
 BAD_MANIFEST: Final = Kind("ManifestError", GenerationError,
     cause="A manifest in a generation's folder that differs from the one that was written.",
     hint="restore this file from a copy")
@@ -330,6 +335,10 @@ RESTORE_FULL: Final = Kind("RestoreFullError", MachineError,
     "{path}: no space left: {found}",
     cause="No space left for a restored log directory.",
     hint="free space and run again; this run removed what it had written, and the store is unchanged")
+CONVERT_FULL: Final = Kind("ConvertFullError", MachineError,
+    "{path}: no space left: {found}",
+    cause="No space left for converted logs.",
+    hint="free space and run again with the same --output: it continues with the existing files")
 MERGE_FULL: Final = Kind("MergeFullError", MachineError,
     "{path}: no space left: {found}",
     cause="No space left for a merged log directory.",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lastkey.jobs.api import (
         compact,
+        convert,
         export,
         inspect,
         lookup,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lastkey.jobs.api_store import archive_needed, erase, rebuild_state, restore, rollback, runs, vacuum
     from lastkey.jobs.audit.report import AuditReport
     from lastkey.jobs.compact.report import CompactReport
+    from lastkey.jobs.convert.report import ConvertReport
     from lastkey.jobs.data_source.source import register
     from lastkey.jobs.erase.report import EraseReport
     from lastkey.jobs.errors import JobError
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
     from lastkey.logformat.writing.segment_writer import SegmentWriter
 
 __all__ = [
-    "AuditReport", "CompactReport", "EraseReport", "JobError", "LogFormatError", "ReindexReport",
-    "RestoreReport", "SegmentWriter", "VerifyReport", "archive_needed", "audit", "compact", "erase",
+    "AuditReport", "CompactReport", "ConvertReport", "EraseReport", "JobError", "LogFormatError", "ReindexReport",
+    "RestoreReport", "SegmentWriter", "VerifyReport", "archive_needed", "audit", "compact", "convert", "erase",
     "export", "inspect", "lookup", "merge", "open_archive", "open_partition", "open_segment", "pack", "policies",
     "rebuild_state", "register", "reindex", "replay", "report", "restore", "rollback", "runs", "vacuum", "verify",
 ]  # fmt: skip
@@ -54,6 +56,7 @@ _HOMES = {
     "audit": "lastkey.jobs.api_audit",
     "AuditReport": "lastkey.jobs.audit.report",
     "CompactReport": "lastkey.jobs.compact.report",
+    "ConvertReport": "lastkey.jobs.convert.report",
     "EraseReport": "lastkey.jobs.erase.report",
     "ReindexReport": "lastkey.jobs.reindex.report",
     "RestoreReport": "lastkey.jobs.restore.report",

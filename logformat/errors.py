@@ -176,7 +176,7 @@ CHANGED_HINT: Final = "something writes to this file, or the disk is faulty: fin
 KINDS = {
     "length": "a size field that is impossible, or runs past the end of the file",
     "torn_tail": "the file ends inside a batch",
-    "magic": "a magic byte outside 0..2",
+    "magic": "a magic byte outside 0..3",
     "crc": "the checksum does not fit the bytes",
     "codec": "a compression codec that is unknown, or illegal in this format",
     "compressed": "a compressed body that cannot be decompressed",

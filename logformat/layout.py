@@ -28,7 +28,7 @@ PREFIX = np.dtype(
 )
 LOG_OVERHEAD: Final = PREFIX.itemsize  # the bytes that `length` does not count
 MAGIC_OFFSET: Final = 16  # the same place in all formats
-MAX_MAGIC: Final = 2
+MAX_MAGIC: Final = 3  # brokers know formats up to 2; 3 is Lastkey's own
 MIN_LEGACY_SIZE: Final = 14  # smallest `length` of any format: a magic 0 message with null key and value
 
 # Magic 2 batch header.
@@ -52,18 +52,38 @@ BATCH_HEADER = np.dtype(
 BATCH_OVERHEAD: Final = BATCH_HEADER.itemsize  # 61
 CRC_START: Final = field_offset(BATCH_HEADER, "attributes")  # 21
 
-# attributes, magic 2 (legacy: codec and timestamp type only)
+# Magic 3 batch header, Lastkey's own: these fields, then its trail of varints (FORMAT.md, "Magic 3").
+BATCH_HEADER_V3 = np.dtype(
+    [
+        ("base_offset", ">i8"),
+        ("length", ">i4"),
+        ("partition_leader_epoch", ">i4"),
+        ("magic", "i1"),  # 3
+        ("crc", ">u4"),  # up to here as in BATCH_HEADER
+        ("attributes", ">i2"),
+        ("producer_id", ">i8"),
+        ("producer_epoch", ">i2"),
+        ("base_sequence", ">i4"),
+        ("records_count", ">i4"),
+    ]
+)
+V3_FIXED: Final = BATCH_HEADER_V3.itemsize  # 41
+V3_SMALLEST: Final = V3_FIXED + 4  # four varints of a byte, no sections
+V3_LARGEST_HEADER: Final = V3_FIXED + 5 + 10 + 10 + 5
+
+# attributes, magic 2 and 3 (legacy: codec and timestamp type only)
 CODEC_MASK: Final = 0x07
 TIMESTAMP_TYPE_MASK: Final = 0x08  # 1: LogAppendTime
 TRANSACTIONAL_MASK: Final = 0x10
 CONTROL_MASK: Final = 0x20
 DELETE_HORIZON_MASK: Final = 0x40  # base_timestamp is the delete horizon
+IGNORE_ATTRIBUTES_MASK: Final = 0x80  # magic 3: the records have no attributes; no row of BATCH shows it
 
 CODEC_NONE: Final = 0
 CODEC_GZIP: Final = 1
 CODEC_SNAPPY: Final = 2
 CODEC_LZ4: Final = 3
-CODEC_ZSTD: Final = 4  # magic 2 only
+CODEC_ZSTD: Final = 4  # magic 2 and 3 only
 CODEC_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -151,7 +171,7 @@ BATCH = np.dtype(
         ("base_sequence", "i4"),
         ("records_count", "i4"),  # magic 0, 1: 1 if uncompressed, else -1 (unknown)
         ("producer_epoch", "i2"),
-        ("attributes", "i2"),  # low byte only, as Kafka reads it
+        ("attributes", "i2"),  # low byte only, as Kafka reads it; magic 3: without IGNORE_ATTRIBUTES_MASK
         ("magic", "i1"),
         ("control_type", "i1"),  # 0 abort, 1 commit, other: as stored; -1: not a control batch, or an empty one
         ("coordinator_epoch", "i4"),  # of a marker, else -1
@@ -160,6 +180,11 @@ BATCH = np.dtype(
 )
 
 assert BATCH_OVERHEAD == 61 and CRC_START == 21
+assert all(
+    field_offset(BATCH_HEADER, name) - field_offset(BATCH_HEADER_V3, name) == BATCH_OVERHEAD - V3_FIXED
+    for name in ("producer_id", "producer_epoch", "base_sequence", "records_count")
+)
+assert V3_FIXED == 41 and field_offset(BATCH_HEADER_V3, "attributes") == CRC_START
 assert field_offset(BATCH_HEADER, "magic") == MAGIC_OFFSET
 assert MESSAGE_V0.itemsize + 8 == MIN_LEGACY_SIZE
 assert (OFFSET_INDEX_ENTRY.itemsize, TIME_INDEX_ENTRY.itemsize, TXN_INDEX_ENTRY.itemsize) == (8, 12, 34)

@@ -55,7 +55,7 @@ RECORDS: Final = pa.schema(
         _column("position", pa.int64(), "of the batch's first byte in the file", unit="bytes"),
         _column("leader_epoch", pa.int32(), "of the partition's leader that took the batch; -1: not known"),
         _column("codec", pa.string(), "of the batch: none, gzip, snappy, lz4 or zstd"),
-        _column("magic", pa.int8(), "format of the batch: 0 to 2"),
+        _column("magic", pa.int8(), "format of the batch: 0 to 3"),
         _column(
             "delete_horizon_ms", pa.int64(), "from when on a tombstone of the batch may go; null: not set",
             unit="ms", nullable=True,
@@ -87,7 +87,7 @@ BATCHES: Final = pa.schema(
         _column("coordinator_epoch", pa.int32(), "of a marker; -1: none"),
         _column("leader_epoch", pa.int32(), "-1: not known"),
         _column("codec", pa.string(), "none, gzip, snappy, lz4 or zstd"),
-        _column("magic", pa.int8(), "0 to 2"),
+        _column("magic", pa.int8(), "0 to 3"),
         _column("delete_horizon_ms", pa.int64(), "null: not set", unit="ms", nullable=True),
         _column("crc", pa.uint32(), "as stored: CRC-32C; magic 0 and 1: CRC-32"),
     ]

@@ -167,6 +167,7 @@ def test_json_fields_of_compact():
         "archive-needed",
         "verify",
         "reindex",
+        "convert",
         "merge",
         "export",
         "restore",
@@ -180,6 +181,7 @@ def test_json_fields_of_compact():
 )
 def test_json_fields_of_the_other_jobs(job):
     from lastkey.jobs.archive_needed.report import ArchiveNeededReport
+    from lastkey.jobs.convert.report import ConvertReport
     from lastkey.jobs.erase.report import EraseReport
     from lastkey.jobs.export.report import ExportedTopic, ExportReport
     from lastkey.jobs.merge.report import MergeReport
@@ -193,6 +195,7 @@ def test_json_fields_of_the_other_jobs(job):
     from lastkey.jobs.verify.report import VerifyReport
 
     report = {"verify": lambda: VerifyReport("A"), "reindex": lambda: ReindexReport("A", "check"),
+              "convert": lambda: ConvertReport("A", "D", "v3"),
               "merge": lambda: MergeReport(["A", "B"], "D"),
               "export": lambda: ExportReport("D", "delta", topics=[ExportedTopic("t", 1)]),
               "restore": lambda: RestoreReport("D"),

@@ -97,6 +97,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.compact.compact_partition": _TASK | _STEPS | {"udfs.yields", "udfs.compact.passes"},
     "udfs.verify": _LOGS | _TASK,  # never compact: it shares no code with what it checks
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
+    "udfs.convert_log": _LOGS | _TASK | {"logformat.writing", "udfs.read_back"},
     "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
     "udfs.merge": _LOGS | _TASK | {"udfs.reindex"},
     "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
@@ -131,7 +132,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.compact": _JOB
     | {"udfs.compact", "udfs.erased_keys", "udfs.yields", "udfs.cluster_metadata", "logformat.primitives"},
     "jobs.verify": _JOB | {"udfs.verify"},
-    "jobs.restore": _JOB | {"jobs.compact", "udfs.last_records"},
+    "jobs.restore": _JOB | {"jobs.compact", "udfs.convert_log", "udfs.last_records"},
     "jobs.archive_needed": _JOB | {"jobs.compact", "udfs.read_back"},  # plans as the next run would
     "jobs.live_cluster": {"jobs.errors", "jobs.command"},
     "jobs.policies": _SHELL | {"jobs.live_cluster", "udfs.cluster_metadata"},
@@ -146,6 +147,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.data_source": _SHELL | {"udfs.data_source"},  # never spark: where Spark plans a source there is no session
     "jobs.export": _JOB | {"jobs.data_source", "jobs.functions", "udfs.data_source", "udfs.decode", "udfs.export"},
     "jobs.replay": _JOB | {"jobs.live_cluster", "jobs.data_source", "udfs.data_source", "udfs.replay"},
+    "jobs.convert": _JOB | {"jobs.restore", "udfs.convert_log"},
     "jobs.merge": _JOB | {"udfs.merge"},
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact
@@ -153,7 +155,7 @@ FLOORS: dict[str, set[str]] = {
     | {"jobs.audit", "jobs.compact", "jobs.report", "jobs.vacuum", "udfs.erased_keys", "udfs.key_search"},
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
     "jobs.api": _SHELL
-    | {"jobs.compact", "jobs.export", "jobs.merge", "jobs.pack", "jobs.policies", "jobs.reindex"}
+    | {"jobs.compact", "jobs.convert", "jobs.export", "jobs.merge", "jobs.pack", "jobs.policies", "jobs.reindex"}
     | {"jobs.replay", "jobs.verify"},  # reports
     "jobs.api_store": _SHELL
     | {"jobs.archive_needed", "jobs.erase", "jobs.rebuild_state", "jobs.restore", "jobs.rollback", "jobs.runs"}

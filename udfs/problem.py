@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from lastkey.logformat.errors import LogFormatError, stopped
 
-ANOTHER_LOG: Final = "topic recreated, archive rolled back, or another cluster: --reset starts over"
+ANOTHER_LOG: Final = "topic recreated, archive rolled back or converted, or another cluster: --reset starts over"
 
 
 @dataclass(frozen=True)

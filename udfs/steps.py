@@ -31,6 +31,9 @@ Step = Literal[
     "rows written",  # of any table; no commit names their file
     "table committed",  # any table; the commit has not been reported yet
     "states set",  # in compaction_checkpoints, not yet in cleaner_state
+    # convert
+    "partition converted",  # its folder has the name of one that is not whole
+    "archive converted",  # the mark of an unfinished conversion is there
     # export
     "files exported",  # by all tasks; no table names them, and the mark says "unfinished"
     "last rows written",  # of a table of --latest; nothing is merged

@@ -279,6 +279,8 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
             archive.topics.add(parsed.topic)
             if not wanted(parsed.topic):
                 archive.not_wanted.add(parsed.topic)
+            elif f"{folder}{names.PART}" in files:
+                _leave_out(archive, below, f"unfinished, as {folder}{names.PART} beside it says")
             elif is_link(archive.root, below):
                 archive.links.append(_Link(path, folder, depth, files))
             else:

@@ -14,6 +14,7 @@ JOBS = {
     "verify": "lastkey.jobs.verify.job",
     "archive-needed": "lastkey.jobs.archive_needed.job",
     "reindex": "lastkey.jobs.reindex.job",
+    "convert": "lastkey.jobs.convert.job",
     "merge": "lastkey.jobs.merge.job",
     "replay": "lastkey.jobs.replay",
     "export": "lastkey.jobs.export.job",

@@ -57,6 +57,7 @@ ISOLATIONS: Final[tuple[Isolation, ...]] = get_args(Isolation)
 InspectedParts = Literal["records", "data", "values", "mismatches"]
 KeyFormat = Literal["text", "hex", "base64"]
 KEY_FORMATS: Final[tuple[KeyFormat, ...]] = get_args(KeyFormat)
+MessageFormat = Literal["v2", "v3"]
 ReindexMode = Literal["check", "output", "in_place"]
 NeededFormat = Literal["text", "paths"]
 RecordKind = Literal[

@@ -30,8 +30,10 @@ from lastkey.jobs.command.kinds import (
     number,
 )
 from lastkey.jobs.command.option_groups import (
+    ArchiveOrStore,
     CopyLayout,
     JobOptions,
+    MessageFormat,
     NeededFormat,
     ReindexMode,
     SourceOptions,
@@ -212,6 +214,16 @@ class PoliciesOptions(WithCluster):
         group="Output",
         note="It must be one that `policies` wrote",
     )
+
+
+@declared
+class ConvertOptions(ArchiveOrStore, WithEngine):
+    """Options of `convert (ARCHIVE | --store STORE) --to v3|v2 --output DIR`."""
+
+    job: ClassVar[str] = "convert"
+
+    to: Value[MessageFormat, MessageFormat] = option(choice(get_args(MessageFormat)), "The message format to write.")
+    output: Place = option(DIR, "A new or empty folder, or that of a run that was cut off.", group="Output")
 
 
 @declared

@@ -2,6 +2,7 @@
 
   checkpoints, or manifests of older generations -> which files, from the store and the archive (nothing is written yet)
   every file is there, at least as long as its row says -> copies, checksum by checksum, partitions in parallel
+     (batches of magic 3 become magic 2, and the indexes of their files new ones)
   -> recovery-point, high watermark, cleaner and log-start checkpoints -> .kafka_cleanshutdown, last of all
 
 The archive and the store are only read. If two restores write to one folder, one continues; in a bucket, where nothing
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.archive.listing import Archive
@@ -28,7 +30,7 @@ from lastkey.jobs.command.reporting import counted, size, tells_io
 from lastkey.jobs.command.stopping import await_result
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.command.whole_file import check_empty
-from lastkey.jobs.errors import BAD_LOG_START, RESTORE_FULL, ConflictError, JobError
+from lastkey.jobs.errors import BAD_LOG_START, OTHER_FORMAT, RESTORE_FULL, ConflictError, JobError
 from lastkey.jobs.restore.choose_generations import (
     abbreviate_paths,
     before_resets,
@@ -38,7 +40,7 @@ from lastkey.jobs.restore.choose_generations import (
     list_apart,
 )
 from lastkey.jobs.restore.clean_first import clean_first
-from lastkey.jobs.restore.copy_files import CreatedFiles, copy_log, copy_small, finish
+from lastkey.jobs.restore.copy_files import CreatedFiles, check_checksum, compute_checksum, copy_log, copy_small, finish
 from lastkey.jobs.restore.left_out import left_out
 from lastkey.jobs.restore.report import TRANSACTION_STATE, RestoredPartition, RestoreReport, advice
 from lastkey.jobs.restore.topic_ids import GivenTopic, is_beyond_topic, read_topic_ids
@@ -58,6 +60,7 @@ from lastkey.logformat.side_files.checkpoints import (
 )
 from lastkey.logformat.storage.access_error import in_one_line
 from lastkey.logformat.storage.io_counts import limited
+from lastkey.udfs.convert_log import ConvertedLog, ConvertSettings, convert_log, holds_magic_3
 from lastkey.udfs.last_records import segment_end
 from lastkey.udfs.problem import timed
 from lastkey.udfs.segments import cleaner_checkpoint, side_checksums
@@ -136,7 +139,7 @@ def _restore(plan: RestorePlan, output: Root, config: Config, progress: Progress
             check_empty(output)  # again: planning takes a while, and a failed run removes files by their names
             with limited(config.job.max_bytes_per_second), ThreadPoolExecutor(_THREADS) as pool:
                 jobs = [
-                    pool.submit(_restore_partition, t, plan, created, _most_bytes(config, t.topic), progress)
+                    pool.submit(_restore_partition, t, plan, created, convert_settings(config, t.topic, 2), progress)
                     for t in plan.targets
                 ]
                 try:
@@ -182,8 +185,17 @@ def _known_failure(error: BaseException, output: Root, store: Root) -> JobError 
     return job_error
 
 
-def _most_bytes(config: Config, topic: str) -> int:
-    return config.topic_settings(topic).max_decompressed_batch_bytes
+def convert_settings(config: Config, topic: str, magic: Literal[2, 3]) -> ConvertSettings:
+    """Return the settings that decide the bytes of a topic's converted logs and indexes."""
+    settings = config.topic_settings(topic)
+    return ConvertSettings(
+        magic,
+        index_interval_bytes=settings.index_interval_bytes,
+        segment_index_bytes=settings.segment_index_bytes,
+        time_index_interval_ms=settings.time_index_interval_ms,
+        chunk_bytes=config.job.chunk_bytes,
+        max_batch_bytes=settings.max_decompressed_batch_bytes,
+    )
 
 
 def _archives(options: RestoreOptions, targets: Sequence[Checkpoint]) -> dict[str, Root]:
@@ -195,9 +207,9 @@ def _archives(options: RestoreOptions, targets: Sequence[Checkpoint]) -> dict[st
 
 
 def _restore_partition(
-    target: Checkpoint, plan: RestorePlan, created: CreatedFiles, max_batch_bytes: int, progress: Progress
+    target: Checkpoint, plan: RestorePlan, created: CreatedFiles, formats: ConvertSettings, progress: Progress
 ) -> RestoredPartition:
-    """Copy a generation's files. max_batch_bytes: limit of a batch that is read for the end of the log."""
+    """Copy a generation's files. A broker reads magic 2 alone, so a log with batches of magic 3 becomes another one."""
     segments = plan.manifests[target.key]
     cleaned = [s for s in segments if s.base_offset < target.first_dirty_offset]
     until = cleaner_checkpoint(segments, target.first_dirty_offset)
@@ -212,17 +224,23 @@ def _restore_partition(
         cleaned_again_bytes=sum(s.size_bytes for s in cleaned if s.next_offset > until),
     )
     output = created.folder(target.name)
+    indexes: dict[int, dict[str, bytes]] = {}  # of segments that a broker could not read: base -> kind -> bytes
     mtimes = {s.base_offset: s.mtime_ms for s in segments}
     sizes: dict[int, int] = {}
     with timed(target.name):
         for segment in segments:
             source = plan.store if segment.root == "store" else plan.archives[target.archive_uri]
             to = created.file(f"{target.name}/{names.segment_file(segment.base_offset, names.LOG)}")
-            out.reflinked += copy_log(source, segment.path, output, to, segment.size_bytes, segment.checksum)
+            reflinked, converted = _restore_log(source, segment, output, to, formats)
+            if converted is not None:
+                files = {names.INDEX: converted.offset_index, names.TIME_INDEX: converted.time_index}
+                indexes[segment.base_offset] = files
             finish(output, to, segment.mtime_ms)
+            out.reflinked += reflinked
+            out.converted += converted is not None
             out.segments += 1
             out.from_archive += segment.root == "archive"
-            sizes[segment.base_offset] = segment.size_bytes
+            sizes[segment.base_offset] = segment.size_bytes if converted is None else converted.size
             progress.advance(segment.size_bytes)
     out.bytes = sum(sizes.values())
     checksums = side_checksums(s.side_files for s in segments)
@@ -231,11 +249,16 @@ def _restore_partition(
             continue  # of another cluster
         to = created.file(f"{target.name}/{name}")
         file = names.parse_segment_file(name)
-        out.bytes += copy_small(plan.store, f"{target.folder}/{name}", output, to, checksums.get(name))
+        rebuilt = indexes.get(file.base, {}).get(file.kind) if file is not None else None
+        if rebuilt is None:
+            out.bytes += copy_small(plan.store, f"{target.folder}/{name}", output, to, checksums.get(name))
+        else:
+            write_file(output, to, rebuilt)
+            out.bytes += len(rebuilt)
         finish(output, to, mtimes.get(file.base) if file is not None and file.kind != names.SNAPSHOT else None)
     _add_topic_id(out, plan, output, created)
     finish(output, target.name, None)
-    _add_ends(out, sizes, output, target.name, max_batch_bytes)
+    _add_ends(out, sizes, output, target.name, formats.max_batch_bytes)
     return out
 
 
@@ -250,6 +273,21 @@ def _add_topic_id(out: RestoredPartition, plan: RestorePlan, output: Root, creat
         finish(output, path, None)
     elif names.PARTITION_METADATA in plan.side_files[out.topic, out.partition]:
         out.topic_id = format_uuid(read_partition_metadata(read_file(output, path), f"{output.uri}/{path}"))
+
+
+def _restore_log(
+    source: Root, segment: Segment, output: Root, to: str, formats: ConvertSettings
+) -> tuple[bool, ConvertedLog | None]:
+    """Copy a segment's log, or convert it if it has batches of magic 3. Return whether the copy is a reflink, and the
+    converted log.
+    """
+    newer, reflinked = _holds_magic_3(segment), False
+    if not newer:
+        reflinked = copy_log(source, segment.path, output, to, segment.size_bytes, segment.checksum)
+    if newer is None:  # the headers tell; those of the copy, where each look at the source costs a request
+        looked_at = (source, segment.path) if source.is_local else (output, to)
+        newer = holds_magic_3(*looked_at, segment.size_bytes)
+    return (False, _in_magic_2(source, segment, output, to, formats)) if newer else (reflinked, None)
 
 
 def _add_ends(
@@ -271,6 +309,27 @@ def _add_ends(
         out.last_visible_offset = last if last >= out.log_start_offset else -1
     except LogFormatError:
         return
+
+
+def _holds_magic_3(segment: Segment) -> bool | None:
+    """Return whether a segment holds magic 3, by the manifest; None: an older manifest, without `magics`."""
+    return None if segment.magics is None else "3" in segment.magics.split(",")
+
+
+def _in_magic_2(source: Root, segment: Segment, output: Root, to: str, formats: ConvertSettings) -> ConvertedLog:
+    shown, size_bytes = f"{source.uri}/{segment.path}", segment.size_bytes
+    try:
+        converted = convert_log(segment, source, output, to, formats)
+    except LogFormatError as error:
+        check_checksum(shown, size_bytes, segment.checksum, compute_checksum(source, segment.path, size_bytes))
+        raise OTHER_FORMAT(
+            path=shown,
+            position=error.position,
+            expected=error.expected,
+            found="; ".join(filter(None, (error.found, error.hint))),
+        ) from error
+    check_checksum(shown, size_bytes, segment.checksum, converted.source_checksum)
+    return converted
 
 
 def encode_checkpoints(

@@ -29,6 +29,7 @@ class RestoredPartition:
     from_archive: int = 0
     bytes: int = 0
     reflinked: int = 0
+    converted: int = 0  # segments of which a batch had magic 3
     topic_id: str | None = None  # in partition.metadata; None: there is none
     topic_id_is_given: bool = False  # by --topic-ids; False: it is the archive's
     is_beyond_topic: bool = False  # by --topic-ids, the topic has fewer partitions
@@ -84,6 +85,8 @@ class RestoreReport(JobReport):
         yield from labelled("a broker cleans again (not after --full-clean)", again)
         if reflinked := sum(p.reflinked for p in self.partitions):
             yield counted(reflinked, *_SHARED)
+        if converted := sum(p.converted for p in self.partitions):
+            yield f"{counted(converted, 'segment')} came from magic 3"
         if self.topic_ids is None and any(p.topic_id for p in self.partitions):
             yield (
                 "topic ids are those of the archive: a KRaft broker treats partitions as stray if its cluster has "

@@ -1,4 +1,4 @@
-"""Steps from whole batches to spans: decompress, transcode magic 0 and 1, decode.
+"""Steps from whole batches to spans: decompress, transcode magic 0, 1 and 3, decode.
 
 One `BodyLoader` serves one thread: it uses its scratch arrays again for each run of batches, and `soft_bytes` plus one
 batch bounds their memory.
@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.batches import legacy
+from lastkey.logformat.batches import legacy, sections
 from lastkey.logformat.batches import span_kernels as record_kernels
 from lastkey.logformat.batches.body_kernels import ONE_BY_ONE, enter_unpacked, lay_bodies, lay_spans
 from lastkey.logformat.batches.chunks import Chunk
@@ -57,8 +57,11 @@ class _Packed:
     stops: np.ndarray  # int64[m]
     ways: np.ndarray  # int8[m], as in `lay_bodies`
     ends: np.ndarray  # int64[m], written: where each ends in the scratch
+    v3: np.ndarray  # int64[k], rows of the batches of magic 3
+    stored: list[sections.Places]  # of these
     done: int = 0  # bodies
     at: int = 0  # bytes in the scratch
+    held: int = 0  # bytes of the sections of magic 3
 
 
 class BodyLoader:
@@ -70,13 +73,20 @@ class BodyLoader:
         max_batch_bytes: int,
         soft_bytes: int = SOFT_BYTES,
         secret: tuple[int, int] | None = None,
+        keys_only: bool = False,
     ) -> None:
-        """Refuse batches that decompress to more than max_batch_bytes, and hash keys with the SipHash key `secret`."""
+        """Refuse batches that decompress to more than max_batch_bytes, and hash keys with the SipHash key `secret`.
+
+        keys_only: the caller looks at no value (but whether it is null), no header, no record's size or place. A format
+        that keeps them apart, magic 3, then leaves them compressed, and the values come out empty.
+        """
         self.max_batch_bytes = max_batch_bytes
         self.soft_bytes = soft_bytes
         self.secret = secret
+        self.keys_only = keys_only
         self._scratch = Scratch()
         self._inner = Scratch()
+        self._sections = Scratch()
         self._spans = np.empty(1 << 12, SPAN)
         self._keys = record_kernels.room_for_keys()
 
@@ -126,12 +136,25 @@ class BodyLoader:
         batches, bodies = part.batches, np.empty(n, BODY)
         rows, starts, stops = np.empty((3, n), np.int64)
         ways = np.empty(n, np.int8)
-        m, n_plain, n_wrappers = lay_bodies(
+        m, n_v3, n_plain, n_wrappers = lay_bodies(
             batches, need, chunk.position, _MANY, backwards, bodies, rows, starts, stops, ways
         )
-        packed = _Packed(part, bodies, rows[:m], starts[:m], stops[:m], ways[:m], np.empty(m, np.int64))
+        v3 = np.flatnonzero(need & (batches["magic"] == 3)) if n_v3 else rows[:0]
+        section_places = sections.locate(part, v3, keys_only=self.keys_only)
+        packed = _Packed(
+            part,
+            bodies,
+            rows[:m],
+            starts[:m],
+            stops[:m],
+            ways[:m],
+            np.empty(m, np.int64),
+            v3,
+            sections.stored(section_places),
+        )
         if m:
             self._unpack(packed)
+            sections.set_places(section_places, packed.stored)
         first, last = 0, n
         if packed.done < m:  # only part fits at once: the run ends before the first batch that was not unpacked
             border = int(rows[packed.done])
@@ -141,6 +164,16 @@ class BodyLoader:
             no_codec = (here["magic"] < 2) & (here["attributes"] & CODEC_MASK == 0)
             plain = np.flatnonzero(need[first:last] & no_codec) + first
             packed.at = legacy.transcode_plain(part, plain, bodies, self._scratch, packed.at)
+        inside = (v3 >= first) & (v3 < last)
+        if inside.any():
+            rows = v3[inside]
+            whole = replace(part, batches=batches[rows])
+            unpacked = sections.Unpacked(self._sections, packed.held, section_places[inside])
+            ends = sections.write_records(whole, unpacked, self._scratch, packed.at, self.max_batch_bytes)
+            bodies["start"][rows], bodies["end"][rows] = np.concatenate([[packed.at], ends[:-1]]), ends
+            bodies["in_scratch"][rows] = True
+        if 2 * packed.held > self.soft_bytes:  # of a large batch, whose records stand in the scratch now
+            self._sections = Scratch()
         first, last, bodies = lo + first, lo + last, bodies[first:last]
         if n_wrappers:
             _check_first_offsets(chunk, wanted, bodies, first)
@@ -151,12 +184,14 @@ class BodyLoader:
         scratch, n, order, way = self._scratch, len(packed.rows), packed.rows, packed.ways
         if _USUAL_RATIO * int((packed.stops - packed.starts).sum()) > len(scratch.array):
             scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages cost nothing
-        while (done := packed.done) < n and packed.at < self.soft_bytes:
+        if len(packed.v3) and (packed.starts < packed.stops).any():
+            self._sections.reserve(self.soft_bytes * 9 // 8)
+        while (done := packed.done) < n and self._has_room(packed):
             others = way[done:] != way[done]
             last = done + int(others.argmax()) if others.any() else n
             if way[done] != ONE_BY_ONE:
                 bodies = packed.chunk.raw, packed.starts[done:last], packed.stops[done:last]
-                stop, limit = self.soft_bytes, self.max_batch_bytes
+                stop, limit = self.soft_bytes - 2 * packed.held, self.max_batch_bytes
                 more, packed.at, status, _ = unpack_many(
                     int(way[done]), *bodies, scratch, packed.at, stop, limit, packed.ends[done:]
                 )
@@ -167,6 +202,10 @@ class BodyLoader:
                     last = packed.done + 1  # raises the error of this body
             self._unpack_each(packed, last)
         enter_unpacked(packed.bodies, order[: packed.done], packed.ends)
+
+    def _has_room(self, packed: _Packed) -> bool:
+        """Return whether the scratch takes more; sections are held twice, as they are and as records."""
+        return packed.at + 2 * packed.held < self.soft_bytes
 
     def _unpack_each(self, packed: _Packed, last: int) -> None:
         """Decompress the next bodies one by one, up to number `last`, until the scratch is full.
@@ -185,10 +224,11 @@ class BodyLoader:
             rows["base_offset"],
             rows["attributes"] & CODEC_MASK,
             rows["magic"],
+            np.searchsorted(packed.v3, order),
         )
         reached: list[int] = []
-        for row, start, end, position, base, codec, magic in zip(*(c.tolist() for c in columns), strict=True):
-            if packed.at >= self.soft_bytes:
+        for row, start, end, position, base, codec, magic, j in zip(*(c.tolist() for c in columns), strict=True):
+            if not self._has_room(packed):
                 break
             place = BatchPlace(chunk.path, position, base, magic)
             if magic == 2:
@@ -197,6 +237,10 @@ class BodyLoader:
                 except (BombError, *UNREADABLE):
                     decompress_into(codec, view[start:end], scratch, packed.at, limit, place)
                     raise
+            elif magic == 3:
+                packed.held, packed.stored[j] = sections.unpack(
+                    view, codec, packed.stored[j], self._sections, packed.held, limit, place
+                )
             else:
                 batch, body = chunk.batches[row], packed.bodies[row : row + 1]
                 records = legacy.transcode_wrapper(chunk, batch, self._inner, scratch, packed.at, limit)

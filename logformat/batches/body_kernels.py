@@ -26,18 +26,18 @@ def lay_bodies(
     starts: np.ndarray,
     ends: np.ndarray,
     ways: np.ndarray,
-) -> tuple[int, int, int]:
+) -> tuple[int, int, int, int]:
     """Lay out the bodies as they lie in the file, whose bytes begin at raw_position.
 
     batches: BATCH[n]; wanted: bool[n]; many: bool[8], by codec, whether its library takes many bodies a call. Written:
     bodies: BODY[n], but for first_span, and without records of the unwanted; of the wanted bodies that are compressed,
     in the order in which they are decompressed, rows, starts, ends: int64[m], and ways: int8[m], the codec if it takes
     many a call, else ONE_BY_ONE; with room for n.
-    Returns (m; the numbers of wanted batches of magic 0 and 1 without codec, and of those that do not tell their base
-    offset).
+    Returns (m; the numbers of wanted batches of magic 3, of magic 0 and 1 without codec, and of those that do not tell
+    their base offset).
     """
     n = batches.shape[0]
-    m = n_plain = n_wrappers = 0
+    m = n_v3 = n_plain = n_wrappers = 0
     for step in range(n):
         i = n - 1 - step if backwards else step
         batch = batches[i]
@@ -54,6 +54,7 @@ def lay_bodies(
             continue
         body.n_records = batch.records_count
         codec = batch.attributes & CODEC_MASK
+        n_v3 += batch.magic == 3
         n_plain += batch.magic < 2 and codec == 0
         n_wrappers += batch.base_offset < 0
         if codec != 0:
@@ -63,7 +64,7 @@ def lay_bodies(
             ends[m] = end
             ways[m] = codec if batch.magic == 2 and at_once else ONE_BY_ONE
             m += 1
-    return m, n_plain, n_wrappers
+    return m, n_v3, n_plain, n_wrappers
 
 
 @kernel

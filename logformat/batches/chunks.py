@@ -231,6 +231,12 @@ def batch_problem(path: str, position: int, status: int, expected: int, found: i
         walk.BAD_MAGIC: ("magic", f"magic 0 to {expected}", f"{found}"),
         walk.BAD_CRC: ("crc", f"checksum {expected:#010x}, as the header says", f"{found:#010x}"),
         walk.BAD_CODEC: ("codec", f"codec 0 to {expected}, zstd only from magic 2 on", f"codec {found}"),
+        walk.BAD_TRAIL: ("varint", "four varints at the end of the header", "one that is too long, or runs past it"),
+        walk.BAD_SECTION: (
+            "length",
+            f"a first section of at most {expected} bytes, plain only with a codec",
+            f"{found}",
+        ),
         walk.BAD_COUNT: ("count", f"0 to {expected} records, by the offsets of the batch", f"{found} in its header"),
         walk.BAD_OFFSETS: ("offsets", f"an offset of {expected} or more", f"{found}"),
         walk.BAD_LAST_OFFSET: (

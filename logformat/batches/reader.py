@@ -116,11 +116,12 @@ class LogReader:
         *,
         soft_bytes: int = SOFT_BYTES,
         secret: tuple[int, int] | None = None,
+        keys_only: bool = False,
     ) -> None:
         """Read chunk_bytes at once; the other limits and the secret are as for `BodyLoader`."""
         self.buffer = ChunkBuffer(chunk_bytes, max_batch_bytes)
         self.tail = Tail()  # of the last walk
-        self._soft_bytes, self._secret = soft_bytes, secret
+        self._soft_bytes, self._secret, self._keys_only = soft_bytes, secret, keys_only
 
     @cached_property
     def loader(self) -> BodyLoader:
@@ -129,6 +130,7 @@ class LogReader:
             max_batch_bytes=self.buffer.max_batch_bytes,
             soft_bytes=self._soft_bytes,
             secret=self._secret,
+            keys_only=self._keys_only,
         )
 
     def chunks(

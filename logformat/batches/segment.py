@@ -136,7 +136,8 @@ class SegmentReader:
         schema = select(RECORDS, columns)
         if not schema.names:
             raise ValueError("no columns")
-        reader = LogReader(self.chunk_bytes, self.max_batch_bytes, soft_bytes=soft_bytes)
+        keys_only = not {"value", "headers"} & set(schema.names)
+        reader = LogReader(self.chunk_bytes, self.max_batch_bytes, soft_bytes=soft_bytes, keys_only=keys_only)
         shown = partial(
             record_batches,
             schema=schema,

@@ -12,16 +12,19 @@ import numpy as np
 
 from lastkey.logformat.batches.header_kernels import (
     ATTRIBUTES_OFFSET,
-    BASE_SEQUENCE_OFFSET,
+    BASE_SEQUENCE,
     BASE_TIMESTAMP_OFFSET,
-    COUNT_OFFSET,
+    COUNT,
+    CRC_INVERTED,
     CRC_OFFSET,
     EPOCH_OFFSET,
     LAST_DELTA_OFFSET,
     MAX_TIMESTAMP_OFFSET,
-    PRODUCER_EPOCH_OFFSET,
+    PRODUCER_EPOCH,
     PRODUCER_OFFSET,
+    PRODUCER_OFFSET_V3,
     control_record,
+    read_trail,
 )
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import (
@@ -31,12 +34,15 @@ from lastkey.logformat.layout import (
     CONTROL_MASK,
     CRC_START,
     END_TXN_MARKER_SIZE,
+    IGNORE_ATTRIBUTES_MASK,
     LOG_OVERHEAD,
     MAGIC_OFFSET,
     MAX_LAST_OFFSET,
     MAX_MAGIC,
     MIN_LEGACY_SIZE,
     TIMESTAMP_TYPE_MASK,
+    V3_FIXED,
+    V3_SMALLEST,
 )
 from lastkey.logformat.primitives.crc32 import crc32_kernel
 from lastkey.logformat.primitives.crc32c import crc32c_range
@@ -56,6 +62,9 @@ BAD_OFFSETS: Final = 6
 BAD_CONTROL: Final = 7
 REACHED_END: Final = 8  # the next batch ends at or above `end_offset`
 BAD_LAST_OFFSET: Final = 10  # the batch ends above layout.MAX_LAST_OFFSET (9: pread_kernels.SHORT_READ)
+IS_V3: Final = -2  # of one batch: `_read_v3` reads it
+BAD_TRAIL: Final = 11  # magic 3: a number in the header's trail that is too long, or runs past the batch
+BAD_SECTION: Final = 12  # magic 3: a first section that does not fit the batch, or is stored plain without a codec
 
 
 def walk_batches(
@@ -74,21 +83,49 @@ def walk_batches(
     BATCH[capacity], written.
     Returns (n, consumed bytes, status, expected, found); for a bad batch, `consumed` is its start.
     """
-    # one type of check_crc: for a bool numba would compile and load the kernel once more
-    return _walk(buf, length, file_position, previous_last_offset, end_offset, int(check_crc), out)
+    given = file_position, end_offset, int(check_crc)  # for a bool numba would compile and load the kernels once more
+    n, position, previous, status, expected, found = _walk_kafka(buf, 0, length, 0, previous_last_offset, given, out)
+    if status == IS_V3:
+        n, position, status, expected, found = _walk_any(buf, position, length, n, previous, given, out)
+    return n, position, status, expected, found
 
 
 @kernel
-def _walk(
-    buf: np.ndarray,
-    length: int,
-    file_position: int,
-    previous: int,
-    end_offset: int,
-    check_crc: int,
-    out: np.ndarray,
+def _walk_kafka(
+    buf: np.ndarray, position: int, length: int, n: int, previous: int, given: tuple[int, int, int], out: np.ndarray
+) -> tuple[int, int, int, int, int, int]:
+    """Walk from buf[position] and row n on, up to the first batch of magic 3: a kernel without the code for those,
+    which alone would make it slower, because it needs the registers.
+
+    given: file_position, end_offset and check_crc. Returns (n, position, last offset, status, expected, found), with
+    IS_V3 at that batch.
+    """
+    file_position, end_offset, check_crc = given
+    while n < out.shape[0]:
+        status, expected, found, size = frame_batch(buf, position, length)
+        if status != FRAMED:
+            return n, position, previous, status, expected, found
+        if length - position < size:
+            return n, position, previous, MORE, size, length - position
+        if buf[position + MAGIC_OFFSET] == 3:
+            return n, position, previous, IS_V3, size, np.int64(0)
+        row = out[n]
+        row.position = file_position + position
+        status, expected, found = _read_kafka(buf, position, position + size, previous, end_offset, check_crc, row)
+        if status != FRAMED:
+            return n, position, previous, status, expected, found
+        previous = row.last_offset
+        position += size
+        n += 1
+    return n, position, previous, MORE, np.int64(0), np.int64(0)
+
+
+@kernel
+def _walk_any(
+    buf: np.ndarray, position: int, length: int, n: int, previous: int, given: tuple[int, int, int], out: np.ndarray
 ) -> tuple[int, int, int, int, int]:
-    position = n = 0
+    """Walk on over batches of every magic. Returns as `walk_batches`."""
+    file_position, end_offset, check_crc = given
     while n < out.shape[0]:
         status, expected, found, size = frame_batch(buf, position, length)
         if status != FRAMED:
@@ -127,6 +164,8 @@ def frame_batch(buf: np.ndarray, position: int, length: int) -> tuple[int, int, 
             return BAD_LENGTH, BATCH_OVERHEAD, size, 0
     elif magic < 0 or magic > MAX_MAGIC:
         return BAD_MAGIC, MAX_MAGIC, magic, 0
+    elif magic == 3 and size < V3_SMALLEST:
+        return BAD_LENGTH, V3_SMALLEST, size, 0
     return FRAMED, 0, 0, size
 
 
@@ -139,6 +178,16 @@ def read_header(
     Returns (FRAMED, 0, 0), or (status, expected, found). check_crc: as in `walk_batches`; without the check, only a
     control batch's body is read. (A marker whose damaged attributes hide it still has the size of a marker.)
     """
+    if buf[position + MAGIC_OFFSET] == 3:
+        return _read_v3(buf, position, end, previous, end_offset, check_crc, row)
+    return _read_kafka(buf, position, end, previous, end_offset, check_crc, row)
+
+
+@inline
+def _read_kafka(
+    buf: np.ndarray, position: int, end: int, previous: int, end_offset: int, check_crc: int, row: Any
+) -> tuple[int, int, int]:
+    """Read a header of magic 0 to 2, as `read_header`."""
     size = end - position
     first = load_i64(buf, position)
     magic = np.int64(buf[position + MAGIC_OFFSET])
@@ -155,20 +204,12 @@ def read_header(
             if actual != crc:
                 return BAD_CRC, crc, actual
         last_delta = np.int64(load_i32(buf, position + LAST_DELTA_OFFSET))
-        count = np.int64(load_i32(buf, position + COUNT_OFFSET))
-        status, expected, found = check_range(first, last_delta)
+        count = np.int64(load_i32(buf, position + PRODUCER_OFFSET + COUNT))
+        status, expected, found = _read_fields(
+            buf, position, position + PRODUCER_OFFSET, first, last_delta, count, crc, row
+        )
         if status != FRAMED:
             return status, expected, found
-        if count < 0 or count > last_delta + 1:
-            return BAD_COUNT, last_delta + 1, count
-        row.base_offset = first
-        row.last_offset = first + last_delta
-        row.crc = crc
-        row.partition_leader_epoch = load_i32(buf, position + EPOCH_OFFSET)
-        row.producer_id = load_i64(buf, position + PRODUCER_OFFSET)
-        row.producer_epoch = load_i16(buf, position + PRODUCER_EPOCH_OFFSET)
-        row.base_sequence = load_i32(buf, position + BASE_SEQUENCE_OFFSET)
-        row.records_count = count
         row.base_timestamp = load_i64(buf, position + BASE_TIMESTAMP_OFFSET)
         row.max_timestamp = load_i64(buf, position + MAX_TIMESTAMP_OFFSET)
         if attributes & CONTROL_MASK and count > 0:
@@ -202,6 +243,13 @@ def read_header(
         if status != FRAMED:
             return status, expected, found
     row.attributes = attributes
+    return _check_place(first, attributes, magic, previous, end_offset, row)
+
+
+@inline
+def _check_place(
+    first: int, attributes: int, magic: int, previous: int, end_offset: int, row: Any
+) -> tuple[int, int, int]:
     if first <= previous:
         return BAD_OFFSETS, previous + 1, first
     codec = attributes & CODEC_MASK
@@ -209,6 +257,66 @@ def read_header(
         return BAD_CODEC, CODEC_ZSTD, codec
     if row.last_offset >= end_offset:
         return REACHED_END, end_offset, row.last_offset
+    return FRAMED, np.int64(0), np.int64(0)
+
+
+@kernel
+def _read_v3(
+    buf: np.ndarray, position: int, end: int, previous: int, end_offset: int, check_crc: int, row: Any
+) -> tuple[int, int, int]:
+    """Read a header of magic 3, as `read_header`."""
+    row.size = end - position
+    row.magic = 3
+    row.control_type = -1
+    row.coordinator_epoch = -1
+    crc = np.int64(load_i32(buf, position + CRC_OFFSET)) & 0xFFFFFFFF
+    marker = end - position == END_TXN_MARKER_SIZE  # one of magic 2 whose magic is damaged
+    if check_crc == CHECK_ALL or (check_crc == CHECK_MARKERS and marker):
+        actual = np.int64(crc32c_range(buf, position + CRC_START, end)) ^ CRC_INVERTED
+        if actual != crc:
+            return BAD_CRC, crc, actual
+    last_delta, base_timestamp, max_timestamp, first_section, after = read_trail(buf, position + V3_FIXED, end)
+    if after < 0:
+        return BAD_TRAIL, np.int64(0), np.int64(0)
+    attributes = np.int64(buf[position + ATTRIBUTES_OFFSET + 1])
+    stored = first_section if first_section >= 0 else ~first_section
+    if stored > end - after or (first_section < 0 and attributes & CODEC_MASK == 0):
+        return BAD_SECTION, end - after, first_section
+    if attributes & CONTROL_MASK:
+        return BAD_CONTROL, np.int64(0), np.int64(0)
+    first, producer = load_i64(buf, position), position + PRODUCER_OFFSET_V3
+    count = np.int64(load_i32(buf, producer + COUNT))
+    status, expected, found = _read_fields(buf, position, producer, first, last_delta, count, crc, row)
+    if status != FRAMED:
+        return status, expected, found
+    row.base_timestamp = base_timestamp
+    row.max_timestamp = max_timestamp
+    attributes &= ~IGNORE_ATTRIBUTES_MASK
+    row.attributes = attributes
+    return _check_place(first, attributes, 3, previous, end_offset, row)
+
+
+@inline
+def _read_fields(
+    buf: np.ndarray, position: int, producer: int, first: int, last_delta: int, count: int, crc: int, row: Any
+) -> tuple[int, int, int]:
+    """Read the fields that magic 2 and 3 store alike into `row`, and check offsets and count. Returns as `read_header`.
+
+    producer: position of the producer's id.
+    """
+    status, expected, found = check_range(first, last_delta)
+    if status != FRAMED:
+        return status, expected, found
+    if count < 0 or count > last_delta + 1:
+        return BAD_COUNT, last_delta + 1, count
+    row.base_offset = first
+    row.last_offset = first + last_delta
+    row.crc = crc
+    row.partition_leader_epoch = load_i32(buf, position + EPOCH_OFFSET)
+    row.producer_id = load_i64(buf, producer)
+    row.producer_epoch = load_i16(buf, producer + PRODUCER_EPOCH)
+    row.base_sequence = load_i32(buf, producer + BASE_SEQUENCE)
+    row.records_count = count
     return FRAMED, np.int64(0), np.int64(0)
 
 
@@ -236,6 +344,7 @@ def checksums_fit(buf: np.ndarray, file_position: int, batches: np.ndarray, fit:
         start = batches[i].position - file_position
         end = start + batches[i].size
         if batches[i].magic >= 2:
-            fit[i] = np.int64(crc32c_range(buf, start + CRC_START, end)) == np.int64(batches[i].crc)
+            crc = np.int64(crc32c_range(buf, start + CRC_START, end))
+            fit[i] = (crc ^ CRC_INVERTED if batches[i].magic == 3 else crc) == np.int64(batches[i].crc)
         else:
             fit[i] = np.int64(crc32_kernel(buf, start + MAGIC_OFFSET, end)) == np.int64(batches[i].crc)

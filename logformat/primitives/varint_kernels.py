@@ -91,3 +91,17 @@ def size_of_varlong(value: int) -> int:
         size += 1
         raw = (raw >> 7) & _AFTER_SHIFT_7
     return size
+
+
+@inline
+def is_shortest(buf: NDArray[np.uint8], pos: int, value: int) -> int:
+    """Compare the number at `pos`, which a reader above has taken for `value`, with the form that write_varlong gives
+    it; return the position after it, or -1 if they differ.
+    """
+    raw = (value << 1) ^ (value >> 63)
+    while raw & ~0x7F != 0:
+        if buf[pos] != (raw & 0x7F) | 0x80:
+            return -1
+        pos += 1
+        raw = (raw >> 7) & _AFTER_SHIFT_7
+    return pos + 1 if buf[pos] == raw else -1

@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lastkey.logformat.batches.header_kernels import LAST_DELTA_OFFSET
-from lastkey.logformat.batches.walk_kernels import BAD_OFFSETS, FRAMED, check_range, frame_batch
+from lastkey.logformat.batches.header_kernels import LAST_DELTA_OFFSET, trail_v3
+from lastkey.logformat.batches.walk_kernels import BAD_OFFSETS, BAD_TRAIL, FRAMED, check_range, frame_batch
 from lastkey.logformat.jit import inline, kernel
-from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, MAGIC_OFFSET
+from lastkey.logformat.layout import CODEC_MASK, MAGIC_OFFSET, V3_LARGEST_HEADER
 from lastkey.logformat.primitives.memory_kernels import load_i32, load_i64
 
 # status of a search
@@ -105,7 +105,7 @@ def read_batch(window: Window, position: int, previous: int) -> tuple[Any, ...]:
     if n_available <= MAGIC_OFFSET:
         return NONE, none, none, none, none, none, none
     at = position - window.origin
-    if at < 0 or at + min(n_available, BATCH_OVERHEAD) > buf.shape[0]:
+    if at < 0 or at + min(n_available, V3_LARGEST_HEADER) > buf.shape[0]:
         return NEED, none, none, none, none, none, none
     problem, expected, found, size = frame_batch(buf, at, at + n_available)
     if problem != FRAMED:
@@ -116,6 +116,10 @@ def read_batch(window: Window, position: int, previous: int) -> tuple[Any, ...]:
     last_delta = none
     if buf[at + MAGIC_OFFSET] == 2:
         last_delta = np.int64(load_i32(buf, at + LAST_DELTA_OFFSET))
+    elif buf[at + MAGIC_OFFSET] == 3:
+        last_delta, _, fits = trail_v3(buf, at, min(at + size, buf.shape[0]))
+        if not fits:
+            return BAD_BATCH, none, none, none, np.int64(BAD_TRAIL), none, none
     problem, expected, found = check_range(first, last_delta)
     if problem != FRAMED:
         return BAD_BATCH, none, none, none, np.int64(problem), np.int64(expected), np.int64(found)

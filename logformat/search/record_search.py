@@ -36,7 +36,7 @@ class RecordSearch:
     def __init__(self, max_batch_bytes: int) -> None:
         self._max_batch_bytes, self._reader = (
             max_batch_bytes,
-            LogReader(max_batch_bytes=max_batch_bytes),
+            LogReader(max_batch_bytes=max_batch_bytes, keys_only=True),
         )
 
     def find(self, segment: SearchableSegment, targets: NDArray[np.int64], start_offset: int) -> NDArray[np.void]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from lastkey.logformat.batches.header_kernels import COUNT_OFFSET, MAX_TIMESTAMP_OFFSET
+from lastkey.logformat.batches.header_kernels import COUNT_OFFSET, COUNT_OFFSET_V3, MAX_TIMESTAMP_OFFSET, trail_v3
 from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import inline, kernel
-from lastkey.logformat.layout import MAGIC_OFFSET, TIMESTAMP_TYPE_MASK
+from lastkey.logformat.layout import MAGIC_OFFSET, TIMESTAMP_TYPE_MASK, V3_LARGEST_HEADER
 from lastkey.logformat.primitives.memory_kernels import copy_bytes, load_i32, load_i64
 from lastkey.logformat.search.offset_kernels import (
     ENTRY,
@@ -53,13 +53,18 @@ def _max_timestamp(buf: np.ndarray, at: int) -> int:
     magic = buf[at + MAGIC_OFFSET]
     if magic == 2:
         return np.int64(load_i64(buf, at + MAX_TIMESTAMP_OFFSET))
+    if magic == 3:
+        return trail_v3(buf, at, min(at + V3_LARGEST_HEADER, buf.shape[0]))[1]
     return np.int64(load_i64(buf, at + MAGIC_OFFSET + 2)) if magic == 1 else np.int64(-1)
 
 
 @inline
 def _is_empty(buf: np.ndarray, at: int) -> bool:
     """Return whether compaction left only the batch's header, which keeps its largest timestamp."""
-    return buf[at + MAGIC_OFFSET] == 2 and load_i32(buf, at + COUNT_OFFSET) == 0
+    magic = buf[at + MAGIC_OFFSET]
+    return (magic == 2 and load_i32(buf, at + COUNT_OFFSET) == 0) or (
+        magic == 3 and load_i32(buf, at + COUNT_OFFSET_V3) == 0
+    )
 
 
 @inline

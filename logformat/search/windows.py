@@ -19,7 +19,7 @@ from pyarrow import fs as pafs
 
 from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.errors import LogFormatError, readable
-from lastkey.logformat.layout import BATCH_OVERHEAD, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
+from lastkey.logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY, V3_LARGEST_HEADER
 from lastkey.logformat.search.offset_kernels import OFFSET_ENTRY, TIME_ENTRY
 from lastkey.logformat.search.time_kernels import copy_batches
 from lastkey.logformat.storage.regular_files import open_input, open_local
@@ -75,7 +75,7 @@ class WindowedLog:
         """Return a window that begins at `position`, unless the last window will do."""
         end = self._origin + len(self._window)
         inside = self._origin <= position < end
-        if not inside or (position + BATCH_OVERHEAD > end and end < self._size):
+        if not inside or (position + V3_LARGEST_HEADER > end and end < self._size):
             onward = inside or end <= position <= end + self._next_bytes
             self._next_bytes = min(2 * self._next_bytes, MOST_WINDOW_BYTES) if onward else WINDOW_BYTES
             self._window = self._read(position, min(self._next_bytes, self._size - position))

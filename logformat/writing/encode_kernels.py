@@ -1,4 +1,6 @@
-"""Kernels from Arrow columns to batches of magic 2, the reverse of `batches.column_kernels` (`encode`)."""
+"""Kernels from Arrow columns to batches of magic 2, the reverse of `batches.column_kernels` (`encode`); from
+sections to batches of magic 3; and of batches that take the place of others.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lastkey.logformat.batches.header_kernels import write_header
+from lastkey.logformat.batches.header_kernels import size_of_header_v3, write_header, write_header_v3
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import inline, kernel
-from lastkey.logformat.layout import BATCH_OVERHEAD
+from lastkey.logformat.layout import BATCH_OVERHEAD, IGNORE_ATTRIBUTES_MASK
 from lastkey.logformat.primitives.memory_kernels import copy_bytes
 from lastkey.logformat.primitives.varint_kernels import size_of_varlong, write_varlong
 
@@ -169,3 +172,64 @@ def write_batches(batches: np.ndarray, payload: np.ndarray, payload_ends: np.nda
         start = payload_ends[i]
         at = end
     return at
+
+
+@kernel
+def sizes_v3(batches: np.ndarray, which: np.ndarray, first_sections: np.ndarray, stored: np.ndarray) -> None:
+    """Add the header's bytes to `stored` (int64[n]: bytes of both sections as stored) of the batches in `which`."""
+    for i in range(batches.shape[0]):
+        if which[i]:
+            b = batches[i]
+            last_delta = b.last_offset - b.base_offset
+            stored[i] += size_of_header_v3(last_delta, b.base_timestamp, b.max_timestamp, first_sections[i])
+
+
+@kernel
+def write_batches_v3(
+    batches: np.ndarray,
+    attributes: np.ndarray,
+    first_sections: np.ndarray,
+    sizes: np.ndarray,
+    sections: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Write batches as magic 3, one after the other.
+
+    batches: BATCH[n]; attributes: bool[n], whether the records have any; first_sections: int64[n], as in `read_trail`;
+    sizes: int64[n], of each result, 0 of those that are not written; sections: uint8, the stored ones; out:
+    uint8[sum(sizes)], written.
+    """
+    at = 0
+    taken = 0
+    for i in range(batches.shape[0]):
+        if sizes[i] > 0:
+            b = batches[i]
+            end = at + sizes[i]
+            header = size_of_header_v3(
+                b.last_offset - b.base_offset, b.base_timestamp, b.max_timestamp, first_sections[i]
+            )
+            copy_bytes(out, at + header, sections, taken, sizes[i] - header)
+            taken += sizes[i] - header
+            bits: int = b.attributes if attributes[i] else b.attributes | IGNORE_ATTRIBUTES_MASK
+            write_header_v3(out, at, end, b, bits, first_sections[i])
+            at = end
+
+
+@kernel
+def copy_around(
+    run: Run, raw_position: int, which: np.ndarray, replaced: np.ndarray, sizes: np.ndarray, out: np.ndarray
+) -> None:
+    """Put `replaced` (uint8: the batches in `which`, one after the other) among the others of a run, which are copied.
+
+    raw_position: of the run's bytes in the file; sizes: int64[n], of each result; out: uint8[sum(sizes)], written.
+    """
+    batches = run.batches
+    at = 0
+    taken = 0
+    for i in range(batches.shape[0]):
+        if which[i]:
+            copy_bytes(out, at, replaced, taken, sizes[i])
+            taken += sizes[i]
+        else:
+            copy_bytes(out, at, run.raw, batches[i].position - raw_position, sizes[i])
+        at += sizes[i]

@@ -24,6 +24,7 @@ import numpy as np
 
 from lastkey.logformat.layout import (
     BATCH_HEADER,
+    BATCH_HEADER_V3,
     MESSAGE_V0,
     MESSAGE_V1,
     OFFSET_INDEX_ENTRY,
@@ -35,7 +36,7 @@ from lastkey.logformat.layout import (
     TXN_INDEX_ENTRY,
 )  # fmt: skip
 from tests.attack.specimens import Specimen, batches_of, crc32c, pack, signed, unpack
-from tests.reference import varint
+from tests.reference import v3, varint
 
 BOMB_BYTES: Final = 16 << 20
 TEXTS: Final = ("checkpoint", "metadata", "properties")
@@ -219,6 +220,8 @@ def _header(data: bytes, batch: int) -> Fields:
     magic = data[at + 16]
     if magic == 2:
         return _fields(BATCH_HEADER, at)
+    if magic == 3:
+        return _fields(BATCH_HEADER_V3, at)
     of_message = MESSAGE_V1 if magic else MESSAGE_V0
     key = at + 12 + of_message.itemsize
     value = key + 4 + max(0, struct.unpack_from(">i", data, key)[0])
@@ -264,16 +267,20 @@ def _codec(data: bytes, batch: int) -> int:
 
 
 def _body_start(data: bytes, at: int) -> int:
-    return at + {2: 61, 1: 34, 0: 26}[data[at + 16]]
+    return v3.header_end(data[at:]) + at if data[at + 16] == 3 else at + {2: 61, 1: 34, 0: 26}[data[at + 16]]
 
 
 @cache
 def _body(data: bytes, batch: int) -> bytes:
-    """Return a batch's records, or a wrapper's messages, decompressed; nothing for a plain message."""
+    """Return a batch's records, or a wrapper's messages, decompressed; nothing for a plain message. Of magic 3 the
+    headers of its records.
+    """
     at, size = list(batches_of(data))[batch]
     codec, magic = _codec(data, batch), data[at + 16]
     if magic < 2 and not codec:
         return b""
+    if magic == 3:
+        return v3.headers_in(data[at : at + size])
     body = data[_body_start(data, at) : at + size]
     return unpack(codec, magic, body) if codec and body else body
 
@@ -286,6 +293,8 @@ def _spans(data: bytes, batch: int) -> list[tuple[int, int, int, int]]:
     at, _ = list(batches_of(data))[batch]
     body, magic, out = _body(data, batch), data[at + 16], []
     pos = 0
+    if magic == 3:
+        return v3.numbers_in(data[at:])
     if magic < 2:
         while pos < len(body):
             size = 12 + struct.unpack_from(">i", body, pos + 8)[0]
@@ -354,7 +363,7 @@ def _changed(data: bytes, body: bytearray, at: tuple[int, ...], *, keep: bool, m
             struct.pack_into(">I", body, record + 12, zlib.crc32(bytes(body[record + 16 : stop])))
         return body
     new = _varints(value)[at[2]]
-    if begin == record or keep:
+    if begin == record or keep or magic == 3:
         return body[:begin] + new + body[end:]
     length, first = varint.read(bytes(body), record, len(body), bits=32)
     fitting = varint.write(length + len(new) - (end - begin))
@@ -362,6 +371,8 @@ def _changed(data: bytes, body: bytearray, at: tuple[int, ...], *, keep: bool, m
 
 
 def _with_body(data: bytes, start: int, size: int, body: bytes) -> bytes:
+    if data[start + 16] == 3:
+        return data[:start] + signed(v3.with_headers(data[start : start + size], body)) + data[start + size :]
     begin = _body_start(data, start)
     head = bytearray(data[start:begin])
     if head[16] < 2:

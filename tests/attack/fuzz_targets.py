@@ -32,6 +32,7 @@ from tests.attack.parsers import Parsed, parse
 from tests.attack.specimens import crc32c, pack, signed
 from tests.builders.damage import BOMB_LIMIT
 from tests.builders.logs import Row, arrow_records
+from tests.reference import v3
 from tests.reference.log import GZIP, LZ4, NONE, SNAPPY, ZSTD, Batch, Record, decompress, encode_batch
 
 CORPUS: Final = Path(__file__).parent / "corpus"
@@ -80,6 +81,27 @@ def _body(data: bytes) -> Parsed:
     struct.pack_into(">i", head, 8, 49 + len(content))
     struct.pack_into(">i", head, 57, count)
     return parse(signed(bytes(head) + content), _LOG)
+
+
+def _sections(data: bytes) -> Parsed:
+    """Parse sections in a valid batch of magic 3. The first bytes hold codec and flags, the number of records, the last
+    one's offset, and the bytes of the first section.
+    """
+    flags, count, last, size = data[:4].ljust(4, b"\0")
+    codec = (flags & 7) % 5
+    batch = Batch(
+        0, last, codec=NONE, append_time=bool(flags & 8), transactional=bool(flags & 32),
+        delete_horizon=5 if flags & 64 else None, base_timestamp=5, max_timestamp=9,
+        producer_id=7 if flags & 128 else -1,
+    )  # fmt: skip
+    headers, payloads = (
+        pack(codec, 2, part) if codec and part else part for part in (data[4 : 4 + size], data[4 + size :])
+    )
+    made = bytearray(v3.with_headers(v3.to_v3(encode_batch(batch)), headers) + payloads)
+    made[22] = codec | made[22] & (0x7F if flags & 16 else 0xFF)  # without bit 7 records have attributes
+    struct.pack_into(">i", made, 8, len(made) - 12)
+    struct.pack_into(">i", made, 37, count)
+    return parse(signed(bytes(made)), _LOG)
 
 
 def _messages(data: bytes) -> Parsed:
@@ -223,7 +245,7 @@ def _written(data: bytes) -> Parsed:
 
 
 TARGETS: Final[dict[str, Target]] = {
-    "log": _log, "body": _body, "messages": _messages,
+    "log": _log, "body": _body, "sections": _sections, "messages": _messages,
     "index": _side_file("t-0/00000000000000000007.index"),
     "timeindex": _side_file("t-0/00000000000000000007.timeindex"),
     "txnindex": _side_file("t-0/00000000000000000007.txnindex"), "snapshot": _snapshot,

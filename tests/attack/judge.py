@@ -24,6 +24,7 @@ from tests.attack.readers import Seen, check_named
 from tests.attack.specimens import Specimen, put, unpack
 from tests.builders.folders import load
 from tests.builders.trees import files_of
+from tests.reference import v3
 from tests.reference.any_magic import decode_any
 from tests.reference.cleaner import Segment, Settings, clean
 from tests.reference.legacy import sized
@@ -178,6 +179,8 @@ def _decoded(part: bytes) -> Batch:
         if part[16] < 2:
             offset = struct.unpack_from(">q", part)[0]
             return Batch(offset, offset, magic=part[16], data=part)
+        if part[16] == 3:
+            return v3.header_of(part)
         (h,) = np.frombuffer(part, BATCH_HEADER, 1)
         bits, base = int(h["attributes"]), int(h["base_offset"])
         return Batch(

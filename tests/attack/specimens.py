@@ -22,6 +22,7 @@ from lastkey.logformat.names import segment_file
 from lastkey.logformat.primitives import codec as product_codec
 from lastkey.logformat.side_files import checkpoints
 from tests.builders.damage import BOMB_LIMIT, START_MS
+from tests.builders.formats import converted
 from tests.builders.logs import TOPIC_ID
 from tests.builders.reindexed import run as reindex
 from tests.builders.trees import files_of
@@ -48,6 +49,7 @@ NAMES = (
     *(f"v0-{c}" for c in ("none", "gzip", "snappy", "lz4")),
     *(f"v1-{c}" for c in ("none", "gzip", "snappy", "lz4")),
     *(f"v2-{c}" for c in CODECS),
+    *(f"v3-{c}" for c in CODECS),
 )
 CHECKPOINT = 10  # a cleaner was here below this offset
 CONFIG = parse_config(
@@ -82,10 +84,10 @@ def make(name: str, work: Path) -> Specimen:
     root = work / name
     folder = root / "t-0"
     folder.mkdir(parents=True)
-    segments = _of_magic_2(CODECS[codec]) if magic == "v2" else _legacy(int(magic[1]), CODECS[codec])
+    segments = _of_magic_2(CODECS[codec]) if magic >= "v2" else _legacy(int(magic[1]), CODECS[codec])
     for base, batches in segments.items():
         data = b"".join(b.data for b in batches)
-        (folder / segment_file(base, "log")).write_bytes(data)
+        (folder / segment_file(base, "log")).write_bytes(converted(data, 3) if magic == "v3" else data)
     (folder / "partition.metadata").write_bytes(checkpoints.write_partition_metadata(TOPIC_ID))
     end = max(b.last_offset for b in segments[max(segments)]) + 1
     for checkpoint, offset in (

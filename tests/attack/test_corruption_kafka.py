@@ -39,7 +39,7 @@ _CLEANED = "for Kafka's cleaner to judge"
 
 def test_what_is_cleaned_is_what_kafka_leaves(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     option = request.config.getoption
-    specimens = {name: make(name, tmp_path) for name in NAMES}
+    specimens = {name: make(name, tmp_path) for name in NAMES if not name.startswith("v3")}  # Kafka reads no magic 3
     of = [
         [s for s in streams(specimen, sides=False) if "crc" in s.kind or s.kind in ("body", "bomb")]
         for specimen in specimens.values()

@@ -26,7 +26,7 @@ from lastkey.logformat.storage.access_error import DENIED
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "archive"
-JOBS = ("compact", "erase", "verify", "reindex", "restore")
+JOBS = ("compact", "erase", "verify", "reindex", "restore", "convert")
 BAD_SETTING = {"defaults": {"segment.byte": 1}}
 
 
@@ -102,6 +102,7 @@ NEEDED = {
     "verify": {"archive": "A"},
     "reindex": {"archive": "A", "check": True},
     "restore": {"store": "S", "output": "D"},
+    "convert": {"archive": "A", "to": "v3", "output": "D"},
 }
 
 
@@ -181,6 +182,9 @@ def test_an_argument_of_another_type_is_a_type_error(job, given, said):
             {"store": "S", "output": "D", "full_clean": True, "generation": 1},
             "--store S --output D --full-clean --generation 1",
         ),
+        ("convert", {"to": "v3", "output": "D"}, "--to v3 --output D"),
+        ("convert", {"archive": "A", "store": "S", "to": "v3", "output": "D"}, "A --store S --to v3 --output D"),
+        ("convert", {"archive": EXAMPLE, "to": "v3", "output": ROOT}, f"{EXAMPLE} --to v3 --output {ROOT}"),
     ],
 )
 def test_an_error_has_the_words_of_the_command_line(job, given, words, capsys, tmp_path, monkeypatch):
@@ -245,6 +249,7 @@ def test_a_job_called_from_a_thread_leaves_signals_log_and_stdout_alone(tmp_path
         reports.append(lastkey.verify(store=store))
         reports.append(lastkey.restore(store, out))
         reports.append(lastkey.reindex(out, check=True))
+        reports.append(lastkey.convert(out, to="v3", output=tmp_path / "v3", engine="threads"))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -256,6 +261,7 @@ def test_a_job_called_from_a_thread_leaves_signals_log_and_stdout_alone(tmp_path
             lastkey.VerifyReport,
             lastkey.RestoreReport,
             lastkey.ReindexReport,
+            lastkey.ConvertReport,
         )
     ]
     assert before == (

@@ -135,8 +135,8 @@ def everything(archive: str, place: str, here: Path) -> dict[str, object]:
     out["needed"] = run("archive-needed", archive, "--store", store, "--current-only", "--json", *threads)
     for name, to, *words in (
         ("export", here, archive, "--format", "parquet", "--topics", "users"),
-        ("export", here, "--store", store, "--format", "ndjson"),
-    ):
+        ("export", here, "--store", store, "--format", "ndjson"), ("convert", place, archive, "--to", "v3", *threads),
+    ):  # fmt: skip
         output = f"{to}/{name}-{len(words)}"
         (run_apart if name == "export" else run)(name, *words, "--output", output)
         found[f"{name} {len(words)}"] = {

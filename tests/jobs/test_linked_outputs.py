@@ -14,11 +14,12 @@ from lastkey.jobs.export.output import LATEST, MARK, UNFINISHED, ExportFolder
 from lastkey.udfs.storage import open_root
 from tests.builders.errors import raises_kind
 from tests.builders.logs import write_partition
+from tests.builders.steps import at_step
 from tests.builders.trees import files_in, tree
 
 pytestmark = pytest.mark.slow
 
-FOLDERS = ("restore", "reindex", "inspect")
+FOLDERS = ("restore", "convert", "convert --store", "reindex", "inspect")
 
 
 class Lab:
@@ -42,6 +43,8 @@ class Lab:
         threads = ("--engine", "threads")
         words = {
             "restore": ("restore", "--store", str(self.store)),
+            "convert": ("convert", str(self.archive), "--to", "v3", *threads),
+            "convert --store": ("convert", "--store", str(self.store), "--to", "v3", *threads),
             "reindex": ("reindex", str(self.archive), *threads),
             "inspect": ("inspect", str(self.archive), *threads),
         }
@@ -115,6 +118,47 @@ def test_no_file_lies_in_a_store_or_a_partition_of_others(lab: Lab, name: str) -
             (folder / name).touch()
         with pytest.raises(UsageError, match="lies in"):
             check_file("--output", str(folder / name), METRICS)
+
+
+@pytest.mark.parametrize("link", [True, False], ids=["link", "hard link"])
+@pytest.mark.parametrize("command", ["convert", "convert --store"])
+def test_a_conversion_marks_its_output_alone(lab: Lab, command: str, *, link: bool) -> None:
+    """A mark of 0 bytes comes from a killed run and is replaced. The file that its name links to must not change."""
+    lab.output.mkdir()
+    if link:
+        (lab.output / "convert.part").symlink_to(lab.root / "theirs" / "empty")
+    else:
+        os.link(lab.root / "theirs" / "empty", lab.output / "convert.part")
+    before = tree(lab.root / "theirs")
+    assert lab.write(command, lab.output) == (USAGE if link else DONE)
+    assert tree(lab.root / "theirs") == before
+
+
+def test_a_conversion_does_not_continue_through_a_link(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of a partition was moved to another disk, and linked, when the run had been killed."""
+    assert lab.write("convert", lab.output) == DONE
+    whole = lab.root / "whole"
+    lab.output.rename(whole)
+    with at_step("partition converted", _stop):
+        assert lab.write("convert", lab.output) not in (DONE, USAGE)
+    (part := lab.output / "t-0.part").rename(moved := lab.root / "another disk")
+    part.symlink_to(moved)
+    before = tree(lab.root)
+    capsys.readouterr()
+    assert lab.write("convert", lab.output) == USAGE
+    assert "t-0.part: a symbolic link" in capsys.readouterr().err
+    assert tree(lab.root) == before
+
+
+def _stop() -> None:
+    raise RuntimeError("killed")
+
+
+def test_an_odd_mark_of_a_conversion_is_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    lab.output.mkdir()
+    os.mkfifo(lab.output / "convert.part")
+    assert lab.write("convert", lab.output) == USAGE
+    assert "expected an empty or absent folder, found convert.part" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("linked", ["archive/t-0", "archive"], ids=["partition", "log directory"])

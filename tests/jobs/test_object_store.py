@@ -17,14 +17,21 @@ from click.testing import CliRunner
 from pyarrow import fs as pafs
 
 from lastkey import logformat
+from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.command import cli
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import ConvertOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.convert import job as convert
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.search.partition_log import open_partition
 from lastkey.logformat.storage.locations import file_system
+from lastkey.udfs.storage import open_root
 from tests.builders.logs import write_partition
 from tests.builders.remote import batches, put_aiven, put_kafka, put_pinterest, segment
 from tests.builders.s3_server import BUCKET, put, s3_server
 from tests.builders.sources import read, tasks_of
+from tests.builders.steps import at_step, interrupt
 from tests.builders.trees import files_in, files_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,6 +128,22 @@ def test_indexes_are_rebuilt_into_the_bucket(tmp_path):
     assert run("reindex", f"{BUCKET}/bare", "--output", f"{BUCKET}/rebuilt")[0] == 0
     assert run("reindex", EXAMPLE, "--output", tmp_path / "rebuilt")[0] == 0
     assert objects_in(f"{BUCKET}/rebuilt") == files_of(tmp_path / "rebuilt")
+
+
+def test_a_conversion_into_the_bucket_that_was_cut_off_continues(tmp_path):
+    uri, config = f"{BUCKET}/v3", parse_config({"job": {"engine": "threads"}})
+    options = ConvertOptions(f"{BUCKET}/archive", output=uri, to="v3", config=config)
+
+    with pytest.raises(KeyboardInterrupt), at_step("partition converted", interrupt, 2):
+        convert.run(options, Silent())
+    found = list_archive(open_root(uri), lambda _: True)
+    assert len(found.partitions) == 1
+    assert sum("unfinished, as" in note for note in found.notes) > 3
+    report = convert.run(options, Silent())
+    assert report.exit_code == 0
+    assert all(p.kept == p.segments for p in report.partitions)
+    convert.run(ConvertOptions(str(EXAMPLE), output=str(tmp_path / "v3"), to="v3", config=config), Silent())
+    assert objects_in(uri) == files_of(tmp_path / "v3")
 
 
 def test_copies_in_the_bucket_are_merged_into_it(tmp_path):

@@ -31,6 +31,7 @@ COMMANDS = (
     "verify --store STORE",
     "archive-needed ARCHIVE --store STORE",
     "reindex ARCHIVE --check",
+    "convert ARCHIVE --to v3 --output CONVERTED",
     "merge ARCHIVE COPY --output MERGED",
     "lookup ARCHIVE --offset 0 --offset 100 --time earliest",
     "report ARCHIVE --output PAGE",
@@ -56,7 +57,9 @@ def words(command: str, folder: Path) -> list[str]:
     """Return the arguments of a command, with the places in a folder."""
     job = next(name for name in JOBS if f"{command} ".startswith(f"{name} "))
     given = [str(folder / word) if word.partition(".")[0].isupper() else word for word in command.split()]
-    return given + list(SETTINGS if job == "compact" else THREADS if job in ("reindex", "erase", "merge") else ())
+    return given + list(
+        SETTINGS if job == "compact" else THREADS if job in ("reindex", "convert", "erase", "merge") else ()
+    )
 
 
 def check(told: object, command: str) -> None:

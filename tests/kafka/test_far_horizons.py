@@ -123,3 +123,14 @@ def test_lookups_by_time_give_the_brokers_answers(place: Place) -> None:
     assert ours == [None if answer is None else answer[:2] for answer in theirs]
     code, said = place.run("lookup", str(folder.parent), "--topics", "t", "--time", str(times[0]))
     assert code == 0, said
+
+
+def test_magic_3_and_back_gives_the_same_bytes(place: Place) -> None:
+    folder = restored(place, "again")
+    for form, source in (("v3", folder.parent), ("v2", place.root / "v3")):
+        code, said = place.run("convert", str(source), "--to", form, "--output", str(place.root / form))
+        assert code == 0, said
+    v3 = place.root / "v3" / "t-0"
+    assert any(3 in (data[16] for data in [path.read_bytes()] if data) for path in logs(v3))
+    assert data_records(v3) == data_records(folder)
+    assert [path.read_bytes() for path in logs(place.root / "v2" / "t-0")] == [p.read_bytes() for p in logs(folder)]

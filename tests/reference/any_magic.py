@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from tests.reference import legacy
+from tests.reference import legacy, v3
 from tests.reference.log import LZ4, Batch, Record, decode_batch, decompress
 
 
@@ -16,7 +16,7 @@ def decode_any(data: bytes) -> list[Batch]:
     while at < len(data):
         size = 12 + struct.unpack_from(">i", data, at + 8)[0]
         part = data[at : at + size]
-        out.append(decode_batch(part) if part[16] == 2 else _message(part))
+        out.append(v3.as_v2(part) if part[16] == 3 else decode_batch(part) if part[16] == 2 else _message(part))
         at += size
     return out
 

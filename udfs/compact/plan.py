@@ -207,10 +207,10 @@ class PartitionPlan:
         """Name of the partition."""
         return self.input.name
 
-    def loader(self, secret: tuple[int, int] | None) -> BodyLoader:
+    def loader(self, secret: tuple[int, int] | None, *, keys_only: bool = False) -> BodyLoader:
         """Return a decoder of the partition's batches. secret: of the key hashes; None: none are needed."""
         most = self.policy.settings.max_decompressed_batch_bytes
-        return BodyLoader(max_batch_bytes=most, secret=secret)
+        return BodyLoader(max_batch_bytes=most, secret=secret, keys_only=keys_only)
 
     @property
     def log_bytes(self) -> int:

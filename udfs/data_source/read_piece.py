@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from lastkey.logformat.batches.chunks import Chunk, Tail, read_exactly
+from lastkey.logformat.batches.header_kernels import trail_v3
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError, stopped
-from lastkey.logformat.layout import BATCH_HEADER, BATCH_OVERHEAD, LOG_OVERHEAD, MAX_MAGIC, MIN_LEGACY_SIZE
+from lastkey.logformat.layout import BATCH_HEADER, LOG_OVERHEAD, MAX_MAGIC, MIN_LEGACY_SIZE, V3_LARGEST_HEADER
 from lastkey.logformat.schemas import PATH, PROBLEM
 from lastkey.logformat.side_files import offset_index
 from lastkey.logformat.storage.regular_files import LogFile
@@ -142,6 +143,8 @@ def _check_tail(log: LogFile, piece: Piece, tail: Tail) -> None:
 _ENDS: Final = frozenset({"unreadable", "changed", "defect", "memory"})  # no position behind one is known
 # The walk believed the length before it found these
 _BY_LENGTH: Final = frozenset({"crc", "codec", "bomb", "count", "offsets", "transaction"})
+# A header of magic 2, with room for a longer one of magic 3
+_HEADER: Final = np.dtype([*BATCH_HEADER.descr, ("more", f"V{V3_LARGEST_HEADER - BATCH_HEADER.itemsize}")])
 
 
 def resume_position(root: Root, piece: Piece, error: LogFormatError, position: int) -> int | None:
@@ -191,6 +194,9 @@ def _behind(file: Any, piece: Piece, position: int) -> int | None:
     following = _header(file, piece, end)
     if following is None or not 0 <= following["magic"] <= MAX_MAGIC or following["length"] < MIN_LEGACY_SIZE:
         return None
+    behind = end + LOG_OVERHEAD + int(following["length"])
+    if following["magic"] == MAX_MAGIC and behind > piece.end:  # no broker appends to it, so it is never cut short
+        return None
     return end
 
 
@@ -198,12 +204,12 @@ def _header(file: Any, piece: Piece, position: int) -> np.void | None:
     """Return the bytes at a position as a batch header of magic 2, and all of them; None: they are too few. For the
     other formats only the first fields count.
     """
-    raw = np.zeros(BATCH_OVERHEAD, np.uint8)
+    raw = np.zeros(V3_LARGEST_HEADER, np.uint8)
     n = min(len(raw), piece.end - position)
     if n < LOG_OVERHEAD + MIN_LEGACY_SIZE:
         return None
     read_exactly(file, piece.shown, position, raw[:n])
-    header: np.void = raw.view(BATCH_HEADER)[0]
+    header: np.void = raw.view(_HEADER)[0]
     return header
 
 
@@ -211,4 +217,7 @@ def _last_offset(header: np.void) -> int:
     base = int(header["base_offset"])
     if header["magic"] == 2:
         return base + int(header["last_offset_delta"])
+    if header["magic"] == 3:
+        last_delta, _, whole = trail_v3(np.frombuffer(header.tobytes(), np.uint8), 0, V3_LARGEST_HEADER)
+        return base + int(last_delta) if whole else -1
     return base

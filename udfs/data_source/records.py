@@ -180,7 +180,8 @@ class _Reader:
         self.spec = spec
         self.rows_of = rows_of
         self.schema = select(RECORDS, [name for name in spec.schema.names if name in RECORDS.names] or ["offset"])
-        self.reader = LogReader(CHUNK_BYTES, spec.max_batch_bytes)
+        keys_only = rows_of is None and not {"value", "headers"} & set(self.schema.names)
+        self.reader = LogReader(CHUNK_BYTES, spec.max_batch_bytes, keys_only=keys_only)
         self.searched = select(
             RECORDS,
             (["key"] if spec.wanted.keys is not None else []) + (["timestamp_ms"] if spec.wanted.by_time else []),

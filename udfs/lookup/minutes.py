@@ -109,7 +109,7 @@ def _by_headers(log: LogFile, max_batch_bytes: int, first: FirstOffsets) -> tupl
 
 
 def _by_records(log: LogFile, max_batch_bytes: int, first: FirstOffsets) -> None:
-    reader = LogReader(max_batch_bytes=max_batch_bytes)
+    reader = LogReader(max_batch_bytes=max_batch_bytes, keys_only=True)
     for chunk in reader.chunks(log):
         for run in reader.runs(chunk, chunk.batches["attributes"] & CONTROL_MASK == 0):
             first.note_records(run)

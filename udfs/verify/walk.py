@@ -19,7 +19,7 @@ from lastkey.logformat.batches.chunks import NO_END, Chunk, batch_problem, only_
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MAX_MAGIC, MIN_LEGACY_SIZE
+from lastkey.logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MAX_MAGIC, MIN_LEGACY_SIZE, V3_SMALLEST
 from lastkey.logformat.storage.regular_files import LogFile, following, will_read
 from lastkey.udfs.problem import Problem
 
@@ -182,7 +182,7 @@ class LogWalk:
         if position + _PEEK > self.size:
             return False
         offset, length, magic = self._peek(position)
-        smallest = BATCH_OVERHEAD - LOG_OVERHEAD if magic == 2 else MIN_LEGACY_SIZE
+        smallest = {2: BATCH_OVERHEAD - LOG_OVERHEAD, 3: V3_SMALLEST - LOG_OVERHEAD}.get(magic, MIN_LEGACY_SIZE)
         return magic <= MAX_MAGIC and length >= smallest and offset > previous
 
     def _peek(self, position: int) -> tuple[int, int, int]:

@@ -99,6 +99,7 @@ def test_commands_that_read_an_archive_take_it(tmp_path: Path, capsys: pytest.Ca
         ("report", archive, "--output", tmp_path / "page.html"),
         ("lookup", archive, "--partition", "t-0", "--offset", "1"),
         ("reindex", archive, "--check"),
+        ("convert", archive, "--output", tmp_path / "v3", "--to", "v3"),
         ("export", archive, "--format", "ndjson", "--output", tmp_path / "rows"),
     ):
         code, report = said(capsys, *words, "--folders", "stray")

@@ -24,7 +24,7 @@ from lastkey.logformat.errors import PlaceError
 MOST_IN_HELP, MOST_SLOTS, MOST_NAMES = 15, 198, 80  # in one --help; of all commands together; with a name of its own
 # What a command needs beside its required options, as words and as arguments
 NEEDED: dict[str, tuple[list[str], dict[str, Any]]] = {
-    **{name: (["A"], {"archive": "A"}) for name in ("verify", "export", "replay")},
+    **{name: (["A"], {"archive": "A"}) for name in ("verify", "convert", "export", "replay")},
     "reindex": (["--check"], {"check": True}),
     "audit keys": (["A", "--audits", "S"], {"archive": "A", "audits": "S"}),
     "audit delivery": (["A", "--audits", "S"], {"archive": "A", "audits": "S"}),
@@ -42,7 +42,7 @@ OPTIONS = {
 WORDS = st.one_of(
     st.sampled_from(
         ["", "0", "1", "-1", "3", "0.5", "1.5", "-0.1", "nan", "inf", "1e400", "1_0", " 2 ", "0x1", "a", "a,b", ",",
-         "[a", "fail", "accept", "drop", "compact", "spark", "threads", "text", "hex", "90s", "1h30m", "0s",
+         "[a", "fail", "accept", "drop", "compact", "spark", "threads", "text", "hex", "v2", "v3", "90s", "1h30m", "0s",
          "5-3", "0,3-5", "..", "1..2", "2..1", "2026-11-21", "1732190700000", "99999999999999999999", "s3://b/x",
          "x://b", "key=a", "t=3", "t=0", "s3://id:word@b/a", "\udcff", "a=b", "(=b", "delta", "read_committed"]
     ),

@@ -194,7 +194,7 @@ def test_another_log_is_distinguished_where_retention_alone_is_applied(place: Pl
         path.unlink()
     said, partition = run(place, f"{old}{second}", settings)
     assert (partition["status"], partition["state"]) == ("uncleanable", "diverged")
-    assert "topic recreated, archive rolled back, or another cluster: --reset starts over" in said
+    assert "topic recreated, archive rolled back or converted, or another cluster: --reset starts over" in said
 
 
 def test_a_log_that_grew_in_its_last_segment_is_no_other_log(place: Place) -> None:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+import lastkey
 from lastkey.jobs import rebuild_state, rollback
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.options import VerifyOptions
@@ -74,6 +75,8 @@ def test_other_jobs_read_and_write_the_store_without_the_key(spark: Any, tmp_pat
     store, kept = str(world.lab.store), [b"bob", b"cem", b"dan", b"eve"]
     restore.run(RestoreOptions(store, str(tmp_path / "restored")), Silent())
     assert keys_in(tmp_path / "restored") == kept
+    lastkey.convert(store=store, to="v3", output=tmp_path / "converted", config=world.config, engine="threads")
+    assert not any(b"ann" in path.read_bytes() for path in (tmp_path / "converted").rglob("*.log"))
     assert main(["export", "--store", store, "--format", "ndjson", "--output", str(tmp_path / "exported")]) == 0
     assert places_of([b"ann", b"YW5u"], tmp_path / "exported") == []
     assert verified(world) == []

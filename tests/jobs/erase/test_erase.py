@@ -43,6 +43,7 @@ from tests.builders.erasures import (
     verified,
 )
 from tests.builders.errors import raises_kind
+from tests.builders.formats import as_v3
 from tests.builders.logs import START_MS, log_text, write_partition
 from tests.builders.s3_server import BUCKET, put, s3_server
 from tests.builders.trees import tree
@@ -410,6 +411,22 @@ def test_by_yield_nothing_hashed_stays(tmp_path: Path) -> None:
     world.compact(force=False)
     assert world.judge() == ""
     assert list(world.lab.store.rglob("*.filter"))
+
+
+def test_in_magic_3(tmp_path: Path) -> None:
+    """The rest of a batch in magic 3 that held the key is magic 2."""
+    world = Erasures(tmp_path, dict(COMPACT))
+    text = "ann=1 bob=1 | {codec=zstd} bob=2 cem=1 || ann=3 dan=1 | eve=1"
+    write_partition(tmp_path / "v2" / "t-0", text, topic_id=world.topic_id)
+    as_v3(tmp_path / "v2" / "t-0", tmp_path / "archive" / "t-0")
+    world.compact()
+    assert [row.magics for row in world.lab.state().current()[1]["t", 0]] == ["2", "3"]  # the last is the archive's
+    assert world.erase("ann").exit_code == 0
+    assert verified(world) == []
+    vacuumed(world)
+    restore.run(RestoreOptions(str(world.lab.store), str(tmp_path / "out")), Silent())
+    kept = records_of(sorted((tmp_path / "out" / "t-0").glob("*.log")))
+    assert [r.key for r in kept] == [b"bob", b"cem", b"dan", b"eve"]
 
 
 def test_tables_of_audits_go(spark: Any, tmp_path: Path) -> None:

@@ -212,7 +212,9 @@ def test_bodies_that_cannot_be_decompressed(part, codec, damage):
     assert found == [offset for offset in ALL if offset not in SECOND]
 
 
-@pytest.mark.parametrize(("at", "value", "kind"), [(22, 5, "codec"), (16, 3, "magic"), (16, 255, "magic")])
+@pytest.mark.parametrize(
+    ("at", "value", "kind"), [(22, 5, "codec"), (16, 3, "crc"), (16, 4, "magic"), (16, 255, "magic")]
+)
 def test_unknown_codec_and_magic(part, at, value, kind):
     log, position = part.log(INNER), part.positions(INNER)[1]
     edit(log, position + at, bytes([value]))

@@ -130,7 +130,7 @@ def test_files_against_the_manifest(made: tuple[PartitionPlan, PartitionResult])
     first = result.log.segments[0]
     for field, value in (
         ("records", 1), ("batches", 2), ("tombstones", 3), ("last_offset", 4), ("checksum", 5), ("max_timestamp_ms", 6),
-        ("codecs", "gzip"), ("magics", "1,2"), ("next_offset", 7),
+        ("codecs", "gzip"), ("magics", "2,3"), ("next_offset", 7),
     ):  # fmt: skip
         manifest = (replace(first, **{field: value}), *result.log.segments[1:])
         problems = check_generation(generation(plan, result, manifest=manifest)).problems

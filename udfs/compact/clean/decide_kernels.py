@@ -158,7 +158,8 @@ def decide(
         untouched = n_kept == n_records and (n_kept > 0 or not by_key)
         if other_codec and rules.change_codec and n_kept > 0:
             untouched = False
-        if untouched and current and not set_horizon:
+        # a batch of magic 3, which no broker reads, becomes magic 2
+        if untouched and current and not set_horizon and (batch.magic == 2 or n_kept == 0):
             result.outcome = COPIED
             result.base_offset = batch.base_offset
             result.last_offset = batch.last_offset

@@ -306,7 +306,7 @@ def key_runs(
     """Yield runs with the keys of a source, or of some consecutive chunks of it; wanted are the batches whose records
     may be the last of their key.
     """
-    loader = plan.loader(plan.run.secret)
+    loader = plan.loader(plan.run.secret, keys_only=plan.policy.settings.compaction_strategy != "header")
     taken = source.chunks if chunks is None else chunks
     with source.open_log() as file:
         for chunk in chunks_again(file, source.path, taken[::-1] if backwards else taken, buffer):

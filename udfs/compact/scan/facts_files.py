@@ -45,7 +45,7 @@ def scan_written(
     also: sees every chunk. Raises LogFormatError kind "readback", or "unreadable".
     """
     hashes, horizons = [np.empty(0, np.uint64)], [-1]
-    loader = plan.loader(plan.run.secret)
+    loader = plan.loader(plan.run.secret, keys_only=True)
 
     def see(chunk: Chunk) -> None:
         also(chunk)
