@@ -242,7 +242,7 @@ def drawings(passes: Passes) -> dict[str, str]:
 
 def screenshots(folder: Path) -> None:
     """Write the top of the report's page to `report-light.png` and `report-dark.png`."""
-    # ruff: noqa: PLC0415 - drawings need neither the plot library nor a browser
+    # ruff: noqa: PLC0415 - drawings need neither a report nor a browser
     from lastkey.jobs.command.config import load_config
     from lastkey.jobs.command.progress import Silent
     from lastkey.jobs.report.job import profile_archive

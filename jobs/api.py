@@ -377,8 +377,8 @@ def pack() -> PackReport:
 
     OUTPUT, `lastkey.tar.gz` by custom, holds Lastkey, the packages that it needs except pyspark, compiled kernels, and
     a launcher for the Python of the node. Spark unpacks it beside each executor: `--archives lastkey.tar.gz#lastkey`
-    before the command's name. OUTPUT gets its name when it is complete. The same installation gives the same bytes: 166
-    MiB, unpacked 467 MiB (with `--driver` 248 and 678). See [Run on a cluster](/how-to/cluster.md).
+    before the command's name. OUTPUT gets its name when it is complete. The same installation gives the same bytes: 181
+    MiB, unpacked 486 MiB (with `--driver` 238 and 626). See [Run on a cluster](/how-to/cluster.md).
     """
     raise NotImplementedError
 

@@ -14,7 +14,7 @@ CONF: Final = _HERE / "conf"
 HOME: Final = _HERE.parent if IN_CHECKOUT else _HERE.parent.parent  # where Python finds the package
 SETTINGS: Final = "conf/cleaner.toml" if IN_CHECKOUT else str(CONF / "cleaner.toml")  # as messages name it
 # Packages that drivers need and tasks do not import; a pack for executors leaves them out
-OF_DRIVERS: Final = ("delta-spark", "deltalake", "matplotlib")
+OF_DRIVERS: Final = ("delta-spark", "deltalake")
 
 
 def version() -> str:

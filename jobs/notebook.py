@@ -30,6 +30,7 @@ from lastkey.jobs.command.read_options import ReportOptions
 from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.jobs.report.job import is_compacted, profile_archive
+from lastkey.jobs.report.page import partition_fragment, report_fragment
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.control_characters import visible
 from lastkey.udfs.report.partition_profile import AGE_NAMES, PartitionProfile, SegmentProfile
@@ -169,8 +170,6 @@ class ProfiledArchive(ArchiveReport):
     """Report of `report`. A cell that ends with it shows the page."""
 
     def _repr_html_(self) -> str:
-        from lastkey.jobs.report.page import report_fragment  # noqa: PLC0415 - the plot library takes a second to load
-
         return report_fragment(self)
 
 
@@ -205,8 +204,6 @@ class ProfiledPartition:
         return pd.DataFrame([asdict(key) for key in self.found.hot_keys], columns=["records", "sha256", "text"])
 
     def _repr_html_(self) -> str:
-        from lastkey.jobs.report.page import partition_fragment  # noqa: PLC0415 - the plot library takes a second to load
-
         return partition_fragment(self.found)
 
 

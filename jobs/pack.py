@@ -1,7 +1,7 @@
 """`pack OUTPUT.tar.gz`: what executors of a cluster need, in one archive that may lie anywhere.
 
-Tasks import neither Delta nor plots: a third of the bytes that each executor would unpack for each run. `--driver`
-packs these too, for a driver that runs by the pack.
+Tasks do not import Delta: a quarter of the bytes that each executor would unpack for each run. `--driver` packs it too,
+for a driver that runs by the pack.
 
     bin/python      what executors run as their Python: the node's own, with lib on its path
     lib/            Lastkey as pip installs it, and the packages that it needs, without pyspark: that is Spark's own

@@ -183,7 +183,7 @@ THIRD_PARTY = {
     "logformat": {"numpy", "numba", "llvmlite", "pyarrow", "obstore", "botocore", *CODECS},
     "udfs": {"numpy", "numba", "pyarrow", "fastavro", *CODECS},
     "jobs": {"numpy", "pyarrow", "pyspark", "delta", "py4j", "click", "tqdm", "google_crc32c", "deltalake",
-             "matplotlib", "jinja2", "markupsafe", "pandas", "isal"},
+             "jinja2", "markupsafe", "pandas", "isal"},
 }  # fmt: skip
 ONLY_IN = {
     "delta": "jobs.store",
@@ -194,7 +194,6 @@ ONLY_IN = {
     "click": "jobs.command",
     "tqdm": "jobs.command.progress",
     "fastavro": "udfs.decode.avro",
-    "matplotlib": "jobs.report.plots",
     "jinja2": "jobs.report.page",
     "pandas": "jobs.notebook",
 }

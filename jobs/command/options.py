@@ -165,7 +165,7 @@ class PackOptions(JobOptions):
         FLAG,
         "Pack also what a driver needs that runs by the pack.",
         default=False,
-        note="Delta and plots: for YARN's cluster mode, and Spark's own spark-submit",
+        note="Delta: for YARN's cluster mode, and Spark's own spark-submit",
     )
     replace: Flag = option(
         FLAG,

@@ -25,7 +25,7 @@ def overview(report: ArchiveReport) -> list[Plot]:
     out = [before_and_after(report), dirty_ratio(good)]
     times = join_times([p.times for p in good])
     if times is not None:
-        out.append(plots.records_by_time("time", times))
+        out.append(plots.records_by_time(times))
     out += [compression(good), tombstones(good), hot_keys(good), history(report)]
     out += yields(report.yields)
     return [plot for plot in out if plot is not None and plot.rows]
@@ -50,14 +50,12 @@ def before_and_after(report: ArchiveReport) -> Plot | None:
     series = [("in the archive", OTHER, [v[0] for _, v in rows])] if report.store else []
     series += [("now", DEAD, [v[1] for _, v in rows]), ("after compaction", LIVE, [v[2] for _, v in rows])]
     return plots.horizontal_bars(
-        "before-after",
         "Size before and after a compaction",
         [name for name, _ in rows],
         series,
         plots.format_bytes,
         says=f"{counted(len(rows), 'compacted topic')}, largest first: {size(total[1])} now, {size(total[2])} after",
         label="topic",
-        stacked=False,
     )
 
 
@@ -67,7 +65,6 @@ def dirty_ratio(profiles: Sequence[PartitionProfile]) -> Plot | None:
     if not rows:
         return None
     return plots.horizontal_bars(
-        "dirty",
         "Dirty ratio",
         [p.name() for p in rows],
         [("dirty ratio", DEAD, [p.dirty_ratio for p in rows])],
@@ -78,14 +75,13 @@ def dirty_ratio(profiles: Sequence[PartitionProfile]) -> Plot | None:
     )
 
 
-def dead_by_segment(name: str, profiles: Sequence[PartitionProfile]) -> Plot:
+def dead_by_segment(profiles: Sequence[PartitionProfile]) -> Plot:
     """Plot live and dead bytes of the segments of some partitions, in order."""
     segments = [(p, s) for p in profiles for s in p.segments]
     several = len(profiles) > 1
     labels = [f"{p.partition}: {s.base_offset:,}" if several else f"{s.base_offset:,}" for p, s in segments]
     live, dead = [s.live_bytes for _, s in segments], [s.dead_bytes for _, s in segments]
     return plots.columns(
-        name,
         "Live and dead bytes by segment",
         labels,
         [("live", LIVE, live), ("dead", DEAD, dead)],
@@ -112,14 +108,12 @@ def compression(profiles: Sequence[PartitionProfile]) -> Plot | None:
     )
     series = [("stored", LIVE, [v[0] for _, v in rows]), ("decompressed", OTHER, [v[1] for _, v in rows])]
     return plots.horizontal_bars(
-        "codec",
         "Compression by codec",
         [codec for codec, _ in rows],
         series,
         plots.format_bytes,
         says=said,
         label="codec",
-        stacked=False,
     )
 
 
@@ -131,7 +125,6 @@ def tombstones(profiles: Sequence[PartitionProfile]) -> Plot | None:
         return None
     horizons = sum(s.tombstones_with_horizon for s in compacted)
     return plots.horizontal_bars(
-        "tombstones",
         "Tombstones by age",
         AGE_NAMES,
         [("tombstones", LIVE, ages)],
@@ -148,7 +141,6 @@ def hot_keys(profiles: Sequence[PartitionProfile]) -> Plot | None:
         return None
     hidden = all(key.text is None for _, key in rows)
     return plots.horizontal_bars(
-        "hot",
         "Hot keys, by hash" if hidden else "Hot keys",
         [f"{p.name()} {key.sha256[:8] if key.text is None else key.text}" for p, key in rows],
         [("records", LIVE, [key.records for _, key in rows])],
@@ -164,7 +156,6 @@ def history(report: ArchiveReport) -> Plot | None:
     if not runs:
         return None
     return _bars_by_run(
-        "history",
         "Cleaning history",
         [run.now_ms for run in runs],
         [
@@ -177,11 +168,11 @@ def history(report: ArchiveReport) -> Plot | None:
 
 
 def _bars_by_run(
-    name: str, title: str, now_ms: Sequence[int], series: Sequence[Series], shown: Callable[[float], str], says: str
+    title: str, now_ms: Sequence[int], series: Sequence[Series], shown: Callable[[float], str], says: str
 ) -> Plot:
     """Plot bars of each run beside each other; now_ms: of the runs."""
     labels = [moment(ms, TO_THE_MINUTE) for ms in now_ms]
-    return plots.horizontal_bars(name, title, labels, series, shown, says=says, label="run (UTC)", stacked=False)
+    return plots.horizontal_bars(title, labels, series, shown, says=says, label="run (UTC)")
 
 
 def yields(figures: Yields) -> list[Plot]:
@@ -196,7 +187,6 @@ def yields(figures: Yields) -> list[Plot]:
     expected, dead, read, written = ([total(of, name) for of in runs] for name in names)
     return [
         _bars_by_run(
-            "yield",
             "Expected and real yield",
             now_ms,
             [("expected dead", OTHER, expected), ("dead", DEAD, dead)],
@@ -204,7 +194,6 @@ def yields(figures: Yields) -> list[Plot]:
             f"records of rewritten segments: {sum(expected):,} expected dead by filters, {sum(dead):,} dropped",
         ),
         _bars_by_run(
-            "yield-bytes",
             "Read and written by yield",
             now_ms,
             [("read", OTHER, read), ("written", LIVE, written)],
@@ -214,7 +203,7 @@ def yields(figures: Yields) -> list[Plot]:
     ]
 
 
-def segments_by_age(name: str, figures: Yields, topic: str) -> Plot | None:
+def segments_by_age(figures: Yields, topic: str) -> Plot | None:
     """Plot the records of a topic's segments, the oldest of each partition first; None without a run by yield."""
     of_topic = [(key[1], row) for key, row in figures.segments if key[0] == topic]
     rows = [row for _, row in of_topic]
@@ -223,7 +212,6 @@ def segments_by_age(name: str, figures: Yields, topic: str) -> Plot | None:
     dead, records = [row.superseded for row in rows], [row.records for row in rows]
     share = plots.percent(sum(dead) / max(sum(records), 1))
     return plots.columns(
-        name,
         "Segments by age",
         [f"{partition}: {row.base_offset:,}" for partition, row in of_topic],
         [("live", LIVE, [n - gone for n, gone in zip(records, dead, strict=True)]), ("dead, by filters", DEAD, dead)],

@@ -25,6 +25,7 @@ from lastkey.jobs.compact.plan_inputs import (
 )
 from lastkey.jobs.errors import POLICY_CONTRADICTED, UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport
+from lastkey.jobs.report.page import render_page
 from lastkey.jobs.report.several import SeveralArchives, check_distinct, match_stores, short_names
 from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.report.yields import collect_yields
@@ -56,8 +57,6 @@ def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
     """Profile the archives and write the page."""
     started = time.perf_counter()
     output = checked_output(options.output, options.archives, options.stores)
-    from lastkey.jobs.report.page import render_page  # noqa: PLC0415 - the plot library takes a second to load
-
     one = len(options.archives) == 1 and len(options.stores) <= 1
     report = profile_archive(options, progress) if one else profile_archives(options, progress)
     at = time.perf_counter()

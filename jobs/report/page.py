@@ -103,9 +103,9 @@ def partition_fragment(p: PartitionProfile) -> str:
     """Return one partition for a notebook."""
     if p.problem is not None:
         return render_fragment(title=p.name(), problems=[str(p.problem)])
-    drawn = [dead_by_segment("segments", [p])]
+    drawn = [dead_by_segment([p])]
     if p.times is not None:
-        drawn.append(plots.records_by_time("times", p.times))
+        drawn.append(plots.records_by_time(p.times))
     more = [tombstones([p]), compression([p]), hot_keys([p])]
     return render_fragment(
         title=p.name(),
@@ -225,12 +225,12 @@ def _topic(
 ) -> dict[str, Any]:
     drawn = []
     if number < _TOPICS_WITH_PLOTS:
-        drawn.append(dead_by_segment(f"segments-{number}", of))
+        drawn.append(dead_by_segment(of))
         times = join_times([p.times for p in of])
-        by_age = segments_by_age(f"ages-{number}", report.yields, name)
+        by_age = segments_by_age(report.yields, name)
         drawn += [by_age] if by_age is not None else []
         if times is not None:
-            drawn.append(plots.records_by_time(f"times-{number}", times))
+            drawn.append(plots.records_by_time(times))
     allowed = max(4, min(40, _SEGMENT_ROWS // max(len(report.profiles), 1)))
     before, after = sum(p.size_bytes for p in of), sum(p.total("bytes_after") for p in of)
     possible = sum(p.size_bytes if p.bytes_if_compacted is None else p.bytes_if_compacted for p in of)

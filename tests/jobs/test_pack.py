@@ -83,7 +83,7 @@ def test_the_packages_are_those_that_run_needs_and_no_others():
     assert not names & {"pyspark", "py4j", "pytest", "hypothesis", "setuptools", "pip"}
     of_executors = {pack._normal(one.name) for one in pack._packages(driver=False)}
     assert of_executors < names
-    assert names - of_executors >= {"deltalake", "arro3-core", "delta-spark", "matplotlib", "pillow"}
+    assert names - of_executors >= {"deltalake", "arro3-core", "delta-spark"}
     lines = (installation.HOME / "requirements" / "run.txt").read_text().splitlines()
     locked = {line.partition("==")[0] for line in lines if "==" in line}
     assert names <= locked | {"confluent-kafka"}  # of the extra `cluster`, which the tests' environment has
