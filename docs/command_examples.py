@@ -35,6 +35,7 @@ EXAMPLES: Final = {
     "pack": ("pack work/lastkey.tar.gz --replace",),
     "lookup": (
         "lookup examples/archive --partition orders-0 --offset 100 --time 2026-11-21T02:30Z --time latest",
+        "lookup examples/archive --sizing",
         "lookup examples/archive --store work/store --at 2026-11-21T02:30Z",
     ),
     "report": ("report examples/archive --config examples/topics.toml --output work/report.html",),

@@ -148,8 +148,8 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
         "partitions": "with `lost`: offsets that the archive no longer has",
     },
     "lookup": {
-        "partitions": "answers. With `--at` the fields are also `start_ms end_ms refreshed`, with `--queries` `queries "
-        "output answers`",
+        "partitions": "answers. With `--sizing` the fields are `topics total estimates`, with `--at` also `start_ms "
+        "end_ms refreshed`, with `--queries` `queries output answers`",
     },
     "policies": {
         "topics": "`topic settings left_out`",

@@ -46,7 +46,7 @@ _ERASE: Final = ("erase", "--store", "{folder}/store", "--hmac-key", __file__, *
 _OTHER_JOBS: Final = (
     ("reindex", "{folder}/archive", "--check", *_THREADS),
     ("lookup", "{folder}/archive", "--offset", "0", "--time", "0"),
-    ("inspect", "{folder}/archive", "--print", "data", "--json"),
+    ("inspect", "{folder}/archive", "--print", "data", "--json"), ("lookup", "{folder}/archive", "--sizing"),
     ("verify", "{folder}/archive"), ("report", "{folder}/archive", "--output", "{folder}/page.html"),
     ("verify", "--store", "{folder}/store"), (*_ERASE, "--key", "10000"),
 )  # fmt: skip

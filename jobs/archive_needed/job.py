@@ -135,7 +135,7 @@ def _facts(options: ArchiveNeededOptions, archived: ArchivedPartition, stored: _
     if (wrong := _damage(replace(own, segments=stored.manifests[key]), stored)) is not None:
         return replace(facts, problem=wrong)
     older = [Kept.of(one) for one in commits]
-    return replace(facts, sealed=own.run.sealed, older=lambda: older, rollbacks=not options.current_only)
+    return replace(facts, sealed=own.run.sealed, older=lambda: older)
 
 
 def _why_uncleanable(row: PartitionState | None) -> str:
@@ -208,7 +208,5 @@ def _afterwards(options: ArchiveNeededOptions, report: ArchiveNeededReport) -> I
         "them, and lost tables come back from the store's own manifests alone (rebuild-state); verify --store first, "
         "and keep a copy of the store"
     )
-    if options.current_only:
-        yield "after a rollback compact cannot read on where the archive was deleted; roll forward again instead"
     if options.skip_crc:
         yield "sizes alone were compared, no byte was read (--skip-crc)"

@@ -137,13 +137,6 @@ class ArchiveNeededOptions(WithFolders, WithAutoEngine):
 
     archive: Place = argument(ARCHIVE, "Log directory, or a folder of them.", kw_only=False)
     store: Place = option(STORE, "The store that was made from the archive.", kw_only=False)
-    current_only: Flag = option(
-        FLAG,
-        "Do not keep what a run would read after a rollback.",
-        default=False,
-        note="Files that an older generation uses are kept. After a rollback, `compact` finds a gap where you have "
-        "deleted, and says so; going forward again ends it",
-    )
     skip_crc: Flag = option(FLAG, "Compare sizes alone; read none of the files.", default=False)
     format: Value[NeededFormat, NeededFormat] = option(
         choice(get_args(NeededFormat)),

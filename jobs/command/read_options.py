@@ -232,6 +232,12 @@ class LookupOptions(WithFolders, WithAutoEngine):
         group="Output",
         note="The same rows, followed by the answers",
     )
+    sizing: Flag = option(
+        FLAG,
+        "Show what indexes cost in bytes, at several densities.",
+        default=False,
+        note="As they are, and with an entry for each 4 KiB, batch, minute or second",
+    )
     at: MaybeText = option(
         maybe(TEXT),
         "With --store: show what happened then, from the table time_index.",
@@ -250,6 +256,7 @@ class LookupOptions(WithFolders, WithAutoEngine):
         kinds = {
             "--offset or --time": bool(self.offsets or self.times),
             "--queries": self.queries is not None,
+            "--sizing": self.sizing,
             "--at": self.at is not None,
         }
         if sum(kinds.values()) != 1:
@@ -262,7 +269,7 @@ class LookupOptions(WithFolders, WithAutoEngine):
             raise UsageError(message="lookup needs either ARCHIVE or --store STORE")
         if self.generation is not None and (self.store is None or self.at is not None):
             raise UsageError(message="--generation works only with --store, and not with --at")
-        if self.isolation == "read_committed" and self.at is not None:
+        if self.isolation == "read_committed" and (self.sizing or self.at is not None):
             raise UsageError(message="--isolation works only with --offset, --time and --queries")
         if self.at is None and not self.refresh:
             raise UsageError(message="--no-refresh works only with --at")

@@ -142,7 +142,6 @@ class Facts:
     uncleanable: str = ""  # why the partition is uncleanable
     sealed: bool = False  # the last run that read the partition had --sealed
     older: Callable[[], Sequence[Kept]] = tuple  # generations to which a rollback can go
-    rollbacks: bool = True  # runs after a rollback count
     compared: Collection[int] | None = None  # base offsets of the files that count as compared; None: all
 
 
@@ -304,8 +303,6 @@ def _by_next_runs(facts: Facts, current: Kept, read: Mapping[int, int], until: i
         reasons_found.append(Reason(ANCHOR if anchor_alone else "reads_on", bisect_left(bases, first), message))
     for kept in facts.older():
         reasons_found += _used_or_missing(kept, bases, facts.gaps)
-        if not facts.rollbacks:
-            continue
         if kept.checkpoint.chain == at.chain:  # else of another log, or given up by --reset: no run reads on from there
             reasons_found += _after_rollback(facts, kept, bases)
     yield from reasons_found

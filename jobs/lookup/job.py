@@ -19,6 +19,7 @@ from lastkey.jobs.command.reporting import JobReport
 from lastkey.jobs.errors import UnknownNameError, UsageError
 from lastkey.jobs.lookup.plans import list_plans
 from lastkey.jobs.lookup.report import Looked, LookupReport, Query
+from lastkey.jobs.lookup.sizing import SizingReport, run_sizing
 from lastkey.jobs.spark.engine import each
 from lastkey.udfs.lookup.queries import SPECIAL_TIMES, LookupPlan, Queries, lookup
 
@@ -26,7 +27,8 @@ from lastkey.udfs.lookup.queries import SPECIAL_TIMES, LookupPlan, Queries, look
 def run(options: LookupOptions, progress: Progress) -> JobReport:
     """Answer the queries that the options ask."""
     started = time.perf_counter()
-    report = LookupReport(archive=options.archive, store=options.store if options.archive is None else None)
+    kind: type[LookupReport | SizingReport] = SizingReport if options.sizing else LookupReport
+    report = kind(archive=options.archive, store=options.store if options.archive is None else None)
     if options.at is not None:
         from lastkey.jobs.lookup.minute_table import run_at  # noqa: PLC0415 - few queries need no Spark
 
@@ -37,7 +39,10 @@ def run(options: LookupOptions, progress: Progress) -> JobReport:
         from lastkey.jobs.lookup.query_table import run_table  # noqa: PLC0415 - as above
 
         return run_table(options, plans, report, progress)
-    _run_queries(options, plans, report, progress)
+    if isinstance(report, SizingReport):
+        run_sizing(options, plans, report, progress)
+    else:
+        _run_queries(options, plans, report, progress)
     report.seconds["total"] = time.perf_counter() - started
     return report
 

@@ -46,6 +46,7 @@ def summarize(monkeypatch: pytest.MonkeyPatch) -> Summarize:
         ["verify", "ARCHIVE", "--sealed"],
         ["reindex", "ARCHIVE", "--check"],
         ["lookup", "ARCHIVE", "--time", "0"],
+        ["lookup", "ARCHIVE", "--sizing"],
         ["report", "ARCHIVE", "--output", "PAGE", "--topics", "t", "--cleanup-policy", "compact"],
     ],
     ids=lambda words: " ".join(words[:3:2]),

@@ -37,9 +37,8 @@ class Deleting(World):
         """Delete what is not needed."""
         if not self.current or self.has_moved():
             return
-        alone = rng.random() < 0.2
         before = self.restorable(rng)
-        words = ["archive-needed", self.archive, "--store", self.store, *["--current-only"] * alone]
+        words = ["archive-needed", self.archive, "--store", self.store]
         said = self.command(*words, codes=(0, 3))
         for p in said.report["partitions"]:
             log, made = self.logs[p["topic"]], self.current.get(p["topic"])
@@ -56,8 +55,6 @@ class Deleting(World):
             self.gone.setdefault(log.life, []).extend(ranges)
             log.segments = [s for s in log.segments if s.base not in bases]
             self.tally.deleted += len(bases)
-            if alone:
-                log.odd.add("deleted for the current generation alone")
         self.tell(
             ", ".join(f"{p['topic']} from {p['needed_from']} on {p['because']}" for p in said.report["partitions"])
         )

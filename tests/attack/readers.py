@@ -171,7 +171,7 @@ def decoded_log(path: Path) -> list[Any]:
 
 
 def look_up(root: Path, work: Path) -> Seen:
-    """Look up offsets and times all over the log."""
+    """Look up offsets and times all over the log, and the cost of its indexes."""
     offsets = (*range(0, 26, 3), 25, 26, 2**63 - 1)
     times = ("earliest", "latest", "max-timestamp", "1970-01-01T00:00:01Z", str(START_MS + 12), "9999-01-01T00:00:00Z")
     seen = Seen()
@@ -182,6 +182,9 @@ def look_up(root: Path, work: Path) -> Seen:
         )
         shown.append(_written(report))
         seen.problems += [one.found.problem for one in report.partitions if one.found.problem is not None]
+    sizing: Any = lookup(LookupOptions(archive=str(root), config=CONFIG, sizing=True), Silent())
+    shown.append(_written(sizing))
+    seen.problems += sizing.problems
     return replace(seen, output=shown)
 
 

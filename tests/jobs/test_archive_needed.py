@@ -74,7 +74,10 @@ def test_a_year_of_nights_ends_as_one_full_compaction_of_the_whole_archive(lab, 
     deleted = []
     for n in range(1, len(NIGHTS) + 1):
         night(lab, n)
-        deleted += delete(lab, capsys, *["--current-only"] * (n % 2))
+        if n % 2:  # a rollback is given up
+            assert main(["vacuum", "--store", str(lab.store), "--grace-hours", "0"]) == DONE
+            capsys.readouterr()
+        deleted += delete(lab, capsys)
         assert main(["verify", "--store", str(lab.store), "--engine", "threads"]) == DONE
         capsys.readouterr()
     assert [name for name in deleted if name.endswith(".log")]
@@ -96,9 +99,7 @@ def restored(lab: Lab, *options: str) -> dict[int, Any]:
 def test_what_a_rollback_reads_is_needed_until_vacuum(lab, capsys):
     night(lab, 2)
     night(lab, 4)
-    found = asked(lab, capsys)
-    assert "rollback" in found["kinds"]
-    assert found["needed_from"] < asked(lab, capsys, "--current-only")["needed_from"]
+    assert "rollback" in asked(lab, capsys)["kinds"]
     delete(lab, capsys)
     assert main(["rollback", "--store", str(lab.store), "--generation", "1"]) == DONE
     night(lab, 5)
@@ -112,10 +113,11 @@ def test_what_a_rollback_reads_is_needed_until_vacuum(lab, capsys):
     assert "rollback" not in found["kinds"]
 
 
-def test_after_current_only_and_a_rollback_a_run_says_the_gap_and_going_forward_ends_it(lab, capsys):
+def test_after_too_much_was_deleted_a_run_after_a_rollback_says_the_gap_and_going_forward_ends_it(lab, capsys):
     night(lab, 2)
     night(lab, 4)
-    delete(lab, capsys, "--current-only")
+    for base in _bases(lab.archive / "t-0")[:-1]:
+        (lab.archive / "t-0" / f"{base:020d}.log").unlink()
     assert main(["rollback", "--store", str(lab.store), "--generation", "1"]) == DONE
     assert "not in the archive any more" in capsys.readouterr().out
     report = lab.run(START_MS + 5 * DAY)
@@ -126,18 +128,6 @@ def test_after_current_only_and_a_rollback_a_run_says_the_gap_and_going_forward_
     capsys.readouterr()
     night(lab, 5)
     assert lab.state().states()["t", 0].state == "clean"
-
-
-def test_current_only_keeps_the_files_of_older_generations(lab, capsys):
-    """The second segment is too young for the first run, whose generation uses the file of the archive."""
-    young = {"defaults": lab.settings["defaults"] | {"min.compaction.lag.ms": DAY}, "job": lab.settings["job"]}
-    write_partition(lab.archive / "t-0", f"a=1 | a=2 || a=3~{START_MS + DAY} b=1 || c=1")
-    lab.run(START_MS + DAY + 1, settings=young)
-    lab.run(START_MS + 3 * DAY)
-    before = restored(lab, "--generation", "1")
-    capsys.readouterr()
-    assert delete(lab, capsys, "--current-only")
-    assert restored(lab, "--generation", "1") == before
 
 
 def damaged_store(lab: Lab) -> None:

@@ -132,7 +132,7 @@ def everything(archive: str, place: str, here: Path) -> dict[str, object]:
     out["time"] = run("lookup", archive, "--time", "2026-11-21T02:30Z", "--json")
     out["store"] = run("lookup", "--store", store, "--partition", "orders-0", "--offset", "4711", "--json")
     out["report"] = run("report", archive, "--output", f"{place}/page.html", "--json", *NOW)
-    out["needed"] = run("archive-needed", archive, "--store", store, "--current-only", "--json", *threads)
+    out["needed"] = run("archive-needed", archive, "--store", store, "--json", *threads)
     for name, to, *words in (
         ("export", here, archive, "--format", "parquet", "--topics", "users"),
         ("export", here, "--store", store, "--format", "ndjson"), ("convert", place, archive, "--to", "v3", *threads),

@@ -33,7 +33,7 @@ def part(tmp_path: Path) -> Partition:
 
 _WORDS = (
     ["verify"], ["reindex", "--check"], ["compact", "--store", "STORE"], ["lookup", "--offset", "0"],
-    ["lookup", "--offset", "0", "--partition", "t-0"],
+    ["lookup", "--offset", "0", "--partition", "t-0"], ["lookup", "--sizing"],
 )  # fmt: skip
 
 

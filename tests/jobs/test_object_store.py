@@ -78,7 +78,7 @@ def timeless(said: object) -> object:
 @pytest.mark.parametrize(
     "words",
     [
-        "verify --json", "reindex --check --json", "reindex --check",
+        "verify --json", "reindex --check --json", "reindex --check", "lookup --sizing --json",
         "lookup --time 2026-11-21T02:30Z --time latest", "inspect --print data", "inspect --print mismatches",
         "lookup --partition orders-0 --offset 0 --offset 4711 --offset 99999 --isolation read_committed --json",
         "inspect --key order-000835 --json", "inspect --time 2026-11-21T02:30Z.. --topics orders",
@@ -285,11 +285,11 @@ def test_what_may_be_deleted_of_a_bucket(tmp_path):
     for archive, store in ((tmp_path / "archive", tmp_path / "store"), (f"{BUCKET}/needed", f"{BUCKET}/store")):
         compact = ("compact", archive, "--store", store, "--config", "examples/topics.toml", *threads)
         assert run(*compact, "--now", "1795300000000", "--sealed")[0] == 0
-        code, text, _ = run("archive-needed", archive, "--store", store, "--current-only", "--json", *threads)
+        code, text, _ = run("archive-needed", archive, "--store", store, "--json", *threads)
         said.append((code, text.replace(f"file://{archive}", "A").replace(str(archive), "A").replace(str(store), "S")))
     answers = [{**json.loads(text), **dict.fromkeys(CLOCKS)} for _, text in said]
     assert said[0][0] == said[1][0] == 0 and answers[0] == answers[1]
-    code, names, _ = run("archive-needed", archive, "--store", store, "--current-only", "--format", "paths", *threads)
+    code, names, _ = run("archive-needed", archive, "--store", store, "--format", "paths", *threads)
     for name in names.splitlines():
         filesystem, path = file_system(name)
         filesystem.delete_file(path)

@@ -34,6 +34,7 @@ COMMANDS = (
     "convert ARCHIVE --to v3 --output CONVERTED",
     "merge ARCHIVE COPY --output MERGED",
     "lookup ARCHIVE --offset 0 --offset 100 --time earliest",
+    "lookup ARCHIVE --sizing",
     "report ARCHIVE --output PAGE",
     "report ARCHIVE OTHER --output PAGES",
     "inspect ARCHIVE --output TEXTS",

@@ -25,6 +25,7 @@ from lastkey.logformat.names import segment_file
 from lastkey.udfs.compact.compact_partition import compact_partition
 from lastkey.udfs.compact.output import segment_output
 from lastkey.udfs.dump_files import dump_tasks, dump_to_file
+from lastkey.udfs.lookup.index_sizes import IndexSizesPlan, index_sizes
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
 from lastkey.udfs.lookup.queries import Queries, lookup
 from lastkey.udfs.problem import Problem, attempt
@@ -223,13 +224,16 @@ def test_an_unreadable_log_leaves_its_lookups_unanswered(part: Partition, tmp_pa
     assert found.answers.column("status").to_pylist() == ["unreadable"] * 2
 
 
-def test_the_time_index(part: Partition, tmp_path: Path) -> None:
+def test_sizing_and_time_index(part: Partition, tmp_path: Path) -> None:
     (plan,) = archive_plans(str(part.root), EVERY_TOPIC, [])
     log = log_of(part)
-    with faults(tmp_path, Fault("open", str(log), error="ESTALE")):
+    with faults(tmp_path, Fault("open", str(log), times=2, error="ESTALE")):
+        sizes = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
         segments = [TimedSegment("t", 0, s) for s in plan.segments]
         rows = time_index_rows(segments).to_pylist()
-    assert happened(tmp_path) == [1]
+    assert happened(tmp_path) == [2]
+    unreadable(sizes.problem, f"t-0/{log.name}", "ESTALE")
+    assert sizes.batches == 9
     (told,) = {row["problem"] for row in rows} - {None}
     assert f"t-0/{log.name}" in told
     assert len({row["segment_base_offset"] for row in rows if row["problem"] is None}) == 3

@@ -1,1 +1,1 @@
-"""Searches without a broker, and the minutes of the time index. See LOOKUP.md."""
+"""Searches without a broker, the minutes of the time index, sizing. See LOOKUP.md."""

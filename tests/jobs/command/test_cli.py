@@ -169,7 +169,7 @@ def test_a_switch_may_be_repeated_but_not_contradicted(job, capsys):
     assert job.seen[0].sealed
     for words, said in (
         (["verify", "A", "--progress", "--no-progress"], "--progress contradicts --no-progress"),
-        (["lookup", "A", "--at", "0", "--no-refresh", "--refresh"], "--no-refresh contradicts --refresh"),
+        (["lookup", "A", "--sizing", "--no-refresh", "--refresh"], "--no-refresh contradicts --refresh"),
     ):
         assert cli.main(words) == errors.USAGE
         assert said in capsys.readouterr().err

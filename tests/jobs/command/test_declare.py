@@ -31,7 +31,7 @@ NEEDED: dict[str, tuple[list[str], dict[str, Any]]] = {
     "audit mirror": (["--audits", "S"], {"audits": "S"}),
     "audit failover": (["--audits", "S"], {"audits": "S"}),
     "inspect": (["A"], {"paths": "A"}),
-    "lookup": (["A", "--time", "0"], {"archive": "A", "times": "0"}),
+    "lookup": (["A", "--sizing"], {"archive": "A", "sizing": True}),
 }  # fmt: skip
 OPTIONS = {
     f"{name} {value.flag}": (name, value)
@@ -76,9 +76,8 @@ def _required(name: str, but: str) -> tuple[list[str], dict[str, Any]]:
     """Return the least that a command needs without an option, as words and as arguments."""
     words, arguments = NEEDED.get(name, ([], {}))
     words, arguments = [*words], {key: given for key, given in arguments.items() if key != but}
-    flags = {value.name: value.flag for value in COMMANDS[name].values}
-    if flags[but] in words[:2]:
-        words = words[: words.index(flags[but])]
+    if words[:1] == [f"--{but}"] or words[1:2] == [f"--{but}"]:
+        words = words[: words.index(f"--{but}")]
     for value in COMMANDS[name].values:
         if value.required and value.name != but:
             word = value.kind.choices[0] if value.kind.choices else "1"

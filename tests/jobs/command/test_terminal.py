@@ -103,7 +103,7 @@ def in_one_process(run, commands) -> list[tuple[int, str, str]]:
 PLACE = r"dir\x1b[31m\u202e"
 JOBS = [
     (["inspect"], 3, PLACE), (["verify"], 3, PLACE), (["reindex", "--check"], 3, PLACE),
-    (["lookup", "--offset", "0"], 3, PLACE),
+    (["lookup", "--offset", "0"], 3, PLACE), (["lookup", "--sizing"], 3, PLACE),
     (["inspect", "--topics", "x\x1b"], 2, r"matches x\x1b;"),
 ]  # fmt: skip
 

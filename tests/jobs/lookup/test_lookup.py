@@ -1,4 +1,4 @@
-"""`lookup` through its command line: offsets, times, a generation, a table of queries."""
+"""`lookup` through its command line: offsets, times, sizing, a generation, a table of queries."""
 
 from __future__ import annotations
 
@@ -95,6 +95,7 @@ def test_a_partition_in_two_places_is_a_problem(tmp_path, capsys):
     code, out, _ = run(capsys, tmp_path, "--offset", 0, "--json")
     assert code == 3
     assert {(row["topic"], row["status"]) for row in answers(out)} == {("t", "duplicate"), ("u", "found")}
+    assert run(capsys, tmp_path, "--sizing")[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_a_partition_in_two_places_is_a_problem(tmp_path, capsys):
         (["--topics", "user", "--offset", "1"], "did you mean users?"),
         (["--topics", "none*", "--offset", "1"], "there are __transaction_state, clicks, orders, prices, users"),
         ([], "lookup needs one of"),
-        (["--offset", "1", "--queries", "q.csv"], "lookup needs one of"),
+        (["--offset", "1", "--sizing"], "lookup needs one of"),
         (["--queries", "q.csv"], "need each other"),
         (["--at", "2026-11-21T02:30Z"], "--at needs --store"),
         (["--offset", "1", "--no-refresh"], "works only with --at"),
@@ -123,6 +124,17 @@ def test_usage_errors_say_what_is_right(capsys, arguments, said):
     code, _, err = run(capsys, ARCHIVE, *arguments)
     assert code == 2
     assert said in err
+
+
+def test_sizing_of_the_example(capsys):
+    code, out, _ = run(capsys, ARCHIVE, "--sizing", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["total"]["log_bytes"] == sum(log.stat().st_size for log in files_in(ARCHIVE, "**/*.log"))
+    assert report["total"]["interval_bytes"] == report["total"]["now_bytes"]
+    assert report["estimates"]["offset_512_mib_segment"] == 1 << 20
+    assert {t["topic"] for t in report["topics"]} >= {"users", "orders"}
+    assert "each minute 57.7 MiB" in run(capsys, ARCHIVE, "--sizing")[1]
 
 
 @pytest.fixture(scope="module")

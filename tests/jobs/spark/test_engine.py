@@ -87,7 +87,7 @@ def test_the_option_wins_over_the_setting_and_that_over_the_default(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "job", [("compact", "--store", "S"), ("reindex", "--check"), ("verify",), ("lookup", "--time", "0")]
+    "job", [("compact", "--store", "S"), ("reindex", "--check"), ("verify",), ("lookup", "--sizing")]
 )
 @pytest.mark.parametrize("master", ["spark://127.0.0.1:1", "yarn", "local-cluster[1,1,1024]", "local[0]"])
 def test_threads_and_a_master_elsewhere_contradict(
@@ -204,6 +204,7 @@ JOBS = {
     "report": ("report", "examples/archive", "--topics", "prices", "--output", "PAGE"),
     "inspect": ("inspect", "examples/archive/prices-0", "--output", "DIR"),
     "lookup": ("lookup", "examples/archive", "--topics", "prices", "--offset", "7"),
+    "lookup --sizing": ("lookup", "examples/archive", "--topics", "prices", "--sizing"),
     "lookup --at": ("lookup", "examples/archive", "--store", "STORE", "--at", "2026-11-21", "--topics", "prices"),
     "runs": ("runs", "--store", "STORE"),
     "restore": ("restore", "--store", "STORE", "--output", "DIR"),
@@ -211,7 +212,7 @@ JOBS = {
     "rebuild-state": ("rebuild-state", "--store", "STORE", "--dry-run"),
     "vacuum": ("vacuum", "--store", "STORE", "--dry-run"),
 }
-WITH_ENGINE = ("compact", "verify", "reindex", "report", "inspect", "lookup")
+WITH_ENGINE = ("compact", "verify", "reindex", "report", "inspect", "lookup", "lookup --sizing")
 
 
 @pytest.mark.parametrize(
