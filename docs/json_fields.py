@@ -160,7 +160,6 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
         "archives": "with several archives: a `name` and the report of each",
         "savings": "`bytes`, `by_settings_bytes` and `if_all_compacted_bytes`",
         "history": "rows of `cleaner_runs`",
-        "yields": "`generations` and `segments` of partitions with runs by yield",
         "codec_bytes": "of each topic `topic bytes codecs`; each of `codecs` has `codec bytes error_bytes`",
     },
     "audit": {

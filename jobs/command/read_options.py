@@ -297,9 +297,7 @@ class ReportOptions(WithPlan, WithFolders, WithHiddenKeys, WithAutoEngine):
         flag="--store",
         default=None,
         note="Partitions with a generation as they are now: the generation, then what the archive holds after it. Of "
-        "several archives each store goes with the archive that it serves. Of runs "
-        "[by yield](/../udfs/yields/YIELDS.md): dead records expected and dropped, bytes read and written, and the "
-        "segments by age",
+        "several archives each store goes with the archive that it serves",
     )
 
     @property

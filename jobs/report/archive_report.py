@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final
 
 from lastkey.jobs.command.reporting import JobReport, TextTable, by_rule, counted, labelled, size
-from lastkey.jobs.report.yields import RUNS_BY_YIELD, Yields
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.topics import Key
 from lastkey.udfs.report.codec_sizes import CODEC_COLUMNS, CodecBytes, sum_of_logs
@@ -71,8 +70,8 @@ class ArchiveReport(JobReport):
     """Report of an archive, partition by partition."""
 
     job = "report"
-    facts = "archive store output now_ms savings=_savings partitions=profiles history=_history yields codec_bytes"
-    text_tables = (PARTITIONS, CODECS, RUNS_BY_YIELD)
+    facts = "archive store output now_ms savings=_savings partitions=profiles history=_history codec_bytes"
+    text_tables = (PARTITIONS, CODECS)
 
     archive: str
     now_ms: int
@@ -81,7 +80,6 @@ class ArchiveReport(JobReport):
     profiles: list[PartitionProfile] = field(default_factory=list)  # by topic and partition
     archived_bytes: dict[Key, int] = field(default_factory=dict)  # of `.log` files in the archive, by listing
     history: dict[Key, list[RunRow]] = field(default_factory=dict)  # of the store, newest first
-    yields: Yields = Yields()  # of the store
 
     @property
     def places(self) -> list[tuple[str, str, str | None]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, size
 from lastkey.jobs.report import plots
 from lastkey.jobs.report.archive_report import ArchiveReport
-from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot, Series
-from lastkey.jobs.report.yields import Yields, total
+from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot
 from lastkey.jobs.runs import JobRun, by_run
 from lastkey.logformat.names import KAFKAS_OWN
 from lastkey.udfs.report.partition_profile import AGE_NAMES, HotKey, PartitionProfile, join_times
@@ -27,7 +26,6 @@ def overview(report: ArchiveReport) -> list[Plot]:
     if times is not None:
         out.append(plots.records_by_time(times))
     out += [compression(good), tombstones(good), hot_keys(good), history(report)]
-    out += yields(report.yields)
     return [plot for plot in out if plot is not None and plot.rows]
 
 
@@ -155,70 +153,16 @@ def history(report: ArchiveReport) -> Plot | None:
     runs = committed_runs(report)[-_RUNS:]
     if not runs:
         return None
-    return _bars_by_run(
+    return plots.horizontal_bars(
         "Cleaning history",
-        [run.now_ms for run in runs],
+        [moment(run.now_ms, TO_THE_MINUTE) for run in runs],
         [
             ("before", DEAD, [run.total("bytes_before") for run in runs]),
             ("after", LIVE, [run.total("bytes_after") for run in runs]),
         ],
         plots.format_bytes,
-        "the last runs that committed, all their partitions together",
-    )
-
-
-def _bars_by_run(
-    title: str, now_ms: Sequence[int], series: Sequence[Series], shown: Callable[[float], str], says: str
-) -> Plot:
-    """Plot bars of each run beside each other; now_ms: of the runs."""
-    labels = [moment(ms, TO_THE_MINUTE) for ms in now_ms]
-    return plots.horizontal_bars(title, labels, series, shown, says=says, label="run (UTC)")
-
-
-def yields(figures: Yields) -> list[Plot]:
-    """Plot what the last runs expected to drop from the segments that they rewrote, what they dropped, and their I/O;
-    none without a run by yield.
-    """
-    runs = figures.by_run()[-_RUNS:]
-    if not runs:
-        return []
-    now_ms = [of[0].now_ms for of in runs]
-    names = ("expected_dead", "dead_records", "bytes_read", "bytes_written")
-    expected, dead, read, written = ([total(of, name) for of in runs] for name in names)
-    return [
-        _bars_by_run(
-            "Expected and real yield",
-            now_ms,
-            [("expected dead", OTHER, expected), ("dead", DEAD, dead)],
-            plots.number,
-            f"records of rewritten segments: {sum(expected):,} expected dead by filters, {sum(dead):,} dropped",
-        ),
-        _bars_by_run(
-            "Read and written by yield",
-            now_ms,
-            [("read", OTHER, read), ("written", LIVE, written)],
-            plots.format_bytes,
-            f"the last runs: {size(sum(read))} read, {size(sum(written))} written",
-        ),
-    ]
-
-
-def segments_by_age(figures: Yields, topic: str) -> Plot | None:
-    """Plot the records of a topic's segments, the oldest of each partition first; None without a run by yield."""
-    of_topic = [(key[1], row) for key, row in figures.segments if key[0] == topic]
-    rows = [row for _, row in of_topic]
-    if not rows:
-        return None
-    dead, records = [row.superseded for row in rows], [row.records for row in rows]
-    share = plots.percent(sum(dead) / max(sum(records), 1))
-    return plots.columns(
-        "Segments by age",
-        [f"{partition}: {row.base_offset:,}" for partition, row in of_topic],
-        [("live", LIVE, [n - gone for n, gone in zip(records, dead, strict=True)]), ("dead, by filters", DEAD, dead)],
-        plots.number,
-        says=f"records of {counted(len(rows), 'segment')}, oldest first; {share} dead by the filters of runs by yield",
-        label="segment (partition: base offset)",
-        each="segments",
+        says="the last runs that committed, all their partitions together",
+        label="run (UTC)",
     )
 
 

@@ -28,7 +28,6 @@ from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.jobs.report.page import render_page
 from lastkey.jobs.report.several import SeveralArchives, check_distinct, match_stores, short_names
 from lastkey.jobs.report.write_page import checked_output, write_page
-from lastkey.jobs.report.yields import collect_yields
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import load_manifests, open_store
 from lastkey.jobs.store.rows import Checkpoint
@@ -150,9 +149,7 @@ def _read_store(
         for run in chain
         if run.anew
     ]
-    manifests = load_manifests(state, wanted.values())
-    report.yields = collect_yields(state, report.history, manifests)
-    return wanted, manifests
+    return wanted, load_manifests(state, wanted.values())
 
 
 def plan_profiles(begun: _Begun, options: ReportOptions) -> Iterable[ProfilePlan]:

@@ -28,7 +28,6 @@ from lastkey.jobs.report.figures import (
     dead_by_segment,
     hot_keys,
     overview,
-    segments_by_age,
     tombstones,
 )
 from lastkey.jobs.report.page_rows import (
@@ -227,8 +226,6 @@ def _topic(
     if number < _TOPICS_WITH_PLOTS:
         drawn.append(dead_by_segment(of))
         times = join_times([p.times for p in of])
-        by_age = segments_by_age(report.yields, name)
-        drawn += [by_age] if by_age is not None else []
         if times is not None:
             drawn.append(plots.records_by_time(times))
     allowed = max(4, min(40, _SEGMENT_ROWS // max(len(report.profiles), 1)))

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from lastkey.jobs.archive.places import is_same, lies_in
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport
-from lastkey.jobs.report.yields import Yields
 from lastkey.jobs.store.generations import open_store
 
 
@@ -57,10 +56,6 @@ class SeveralArchives(ArchiveReport):
             self.archived_bytes |= {(f"{name}/{key[0]}", key[1]): n for key, n in part.archived_bytes.items()}
             self.history |= {(f"{name}/{key[0]}", key[1]): rows for key, rows in part.history.items()}
             self.notes += [f"{name}: {note}" for note in part.notes]
-            made = [replace(one, topic=f"{name}/{one.topic}") for one in part.yields.generations]
-            rows = [((f"{name}/{key[0]}", key[1]), row) for key, row in part.yields.segments]
-            by_time = sorted([*self.yields.generations, *made], key=lambda one: (one.now_ms, one.run_id))
-            self.yields = Yields(tuple(by_time), (*self.yields.segments, *rows))
             for phase, seconds in part.seconds.items():
                 self.seconds[phase] = self.seconds.get(phase, 0) + seconds
 

@@ -16,7 +16,7 @@ from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import Config, load_config, parse_config
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import ReportOptions
-from lastkey.jobs.command.reporting import plain, size
+from lastkey.jobs.command.reporting import size
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report import job as archive_report
 from lastkey.jobs.report import page as report_page
@@ -27,7 +27,6 @@ from lastkey.jobs.topics import TopicFilter
 from lastkey.udfs.report.partition_profile import DAY_MS
 from tests.builders.damage import build
 from tests.builders.logs import START_MS, write_partition
-from tests.builders.nights import NIGHTS, run_nights
 from tests.builders.pages import needs_nothing_else
 from tests.builders.profiles import HOSTILE, a_segment, large, many
 from tests.builders.trees import files_in, files_of
@@ -363,39 +362,3 @@ def test_a_store_covers_its_offsets_and_large_archives_go_through_spark(spark, t
     assert any(note.startswith("users-1: no longer in the archive, but the store holds") for note in unnamed.notes)
     with pytest.raises(UsageError, match="this store serves"):
         profile_archive(ReportOptions(str(tmp_path), "", now_ms=now_ms, stores=store), Silent())
-
-
-def test_runs_by_yield_are_drawn_with_what_they_expected(tmp_path):
-    lab = run_nights(tmp_path)
-    report = archive_report.run(options(lab.archive, stores=str(lab.store)), Silent())
-    said = json.loads(json.dumps(report.to_json()))["yields"]
-    runs = report.history["t", 0][::-1]
-    rows = lab.state().read_segments([(("t", 0), run.generation_after, run.run_id) for run in runs])
-    told, sums = [], []
-    for run, of in zip(runs, rows.values(), strict=True):
-        old = [s for s in of if s.expected_dead >= 0]
-        expected, dead = sum(s.expected_dead for s in old), sum(s.source_records - s.records for s in old)
-        told.append((run.generation_after, len(old), sum(not s.cleaned for s in of), expected, dead, run.bytes_read))
-        sums.append((expected, dead))
-    columns = ("generation", "rewritten", "kept", "expected_dead", "dead_records", "bytes_read")
-    assert [tuple(one[name] for name in columns) for one in said["generations"]] == told
-    assert told[-1][1] > 0 and sum(one[4] for one in told) > 0, "a run by yield rewrote something"
-    current = [s for s in list(rows.values())[-1] if s.deduplicated_through >= 0]
-    assert [(s["base_offset"], s["records"], s["superseded"]) for s in said["segments"]] == [
-        (s.base_offset, s.records, s.superseded) for s in current
-    ]
-    lines = report.to_text().splitlines()
-    printed = [line.split()[3:7] for line in lines[lines.index("runs by yield:") + 3 :][:4]]
-    assert printed == [[str(n) for n in one[1:5]] for one in told]
-    text = (tmp_path / "report.html").read_text()
-    needs_nothing_else(text)
-    assert "{} expected dead by filters, {} dropped".format(*map(sum, zip(*sums, strict=True))) in text
-    share = 100 * sum(s.superseded for s in current) / sum(s.records for s in current)
-    assert f"records of {len(current)} segments, oldest first; {share:.1f} % dead by the filters" in text
-
-
-def test_a_store_without_runs_by_yield_shows_none(tmp_path):
-    lab = run_nights(tmp_path, NIGHTS[:2], **{"compaction.schedule": "full"})
-    report = archive_report.run(options(lab.archive, stores=str(lab.store)), Silent())
-    assert plain(report.yields) == {"generations": [], "segments": []}
-    assert "by yield" not in report.to_text() + (tmp_path / "report.html").read_text()
