@@ -204,8 +204,8 @@ def convert() -> ConvertReport:
 def merge() -> MergeReport:
     """Write the most complete log of several copies of a log directory, batch by batch.
 
-    The archives are only read. Raises a JobError if the job stops (kinds NotEmptyError; MergeFullError: the disk is
-    full).
+    The archives are only read. Raises a JobError if the job stops (kinds NotEmptyError; LogDirectoryFullError: the disk
+    is full).
 
     Each batch comes from a sound copy, and a broker loads the output without recovery. [Rebuild a partition from
     damaged copies](/how-to/merge.md) has the steps.

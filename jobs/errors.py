@@ -331,18 +331,14 @@ FILE_SYSTEM: Final = Kind("FileSystemError", FileSystemError,
     cause="The machine refused a file of the store, of an output or of the archive, with an errno such as EACCES, "
           "EIO or EMFILE.",
     hint="check the disk, the permissions and ulimit -n (open files), and run again; what was committed stays")
-RESTORE_FULL: Final = Kind("RestoreFullError", MachineError,
+LOG_DIRECTORY_FULL: Final = Kind("LogDirectoryFullError", MachineError,
     "{path}: no space left: {found}",
-    cause="No space left for a restored log directory.",
-    hint="free space and run again; this run removed what it had written, and the store is unchanged")
+    cause="No space left for a restored or merged log directory.",
+    hint="free space and run again; this run removed what it had written, and what it read is unchanged")
 CONVERT_FULL: Final = Kind("ConvertFullError", MachineError,
     "{path}: no space left: {found}",
     cause="No space left for converted logs.",
     hint="free space and run again with the same --output: it continues with the existing files")
-MERGE_FULL: Final = Kind("MergeFullError", MachineError,
-    "{path}: no space left: {found}",
-    cause="No space left for a merged log directory.",
-    hint="free space and run again; this run removed what it had written, and the archives are unchanged")
 OUTPUT_FULL: Final = Kind("OutputFullError", MachineError,
     "{path}: no space left: {found}",
     cause="No space left for rebuilt index files.",

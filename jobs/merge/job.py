@@ -10,14 +10,12 @@ from __future__ import annotations
 import posixpath
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 from pyarrow import fs as pafs
 
-from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
 from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.archive.places import Place, check_apart, check_outside, lies_in
@@ -27,11 +25,12 @@ from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.command.reporting import tells_io
 from lastkey.jobs.command.whole_file import check_empty
-from lastkey.jobs.errors import LOG_DIRECTORY_IN_USE, MERGE_FULL, MissingPathError, UsageError
+from lastkey.jobs.errors import LOG_DIRECTORY_IN_USE, MissingPathError, UsageError
 from lastkey.jobs.merge.report import MergeReport
+from lastkey.jobs.new_log_directory import CreatedFiles, new_log_directory
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.logformat import names
-from lastkey.logformat.errors import NO_POSITION, is_full
+from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from lastkey.logformat.storage.locations import text_entries
 from lastkey.udfs.merge.copies import LogCopy, MergedPartition, MergeSettings, MergeTask
@@ -42,7 +41,6 @@ from lastkey.udfs.storage import (
     delete_folder,
     flush_folder,
     folder_identity,
-    make_folders,
     normal_uri,
     open_root,
     write_file,
@@ -214,37 +212,28 @@ def _write(
     options: MergeOptions, tasks: Sequence[MergeTask], output: Root, report: MergeReport, progress: Progress
 ) -> None:
     """Write the log directory. If that fails, or is interrupted, remove what was written."""
-    if output.is_local:
-        make_folders(Path(output.base))
-    with locked([Path(output.base)]) if output.is_local else nullcontext():
-        check_empty(output)  # again: listing takes a while
-        try:
-            _merge(options, tasks, report, progress)
-            for p in report.partitions:
-                if p.refused:
-                    _remove(output, names.partition_folder(p.topic, p.partition))
-            _write_checkpoints(output, [p for p in report.partitions if not p.refused])
-        except BaseException as error:
-            for task in tasks:
-                _remove(output, task.folder)
-            if is_full(error):
-                found = getattr(error, "strerror", None) or "disk full"
-                raise MERGE_FULL(path=getattr(error, "filename", None) or output.uri, found=found) from error
-            if not isinstance(error, Exception):
-                error.add_note("this run removed what it wrote; run again")
-            raise
-
-
-def _remove(output: Root, folder: str) -> None:
-    with suppress(OSError):
-        delete_folder(output, folder)
+    with new_log_directory(output) as made:
+        for task in tasks:
+            made.tree(task.folder)
+        _merge(options, tasks, report, progress)
+        for p in report.partitions:
+            if p.refused:
+                with suppress(FileNotFoundError):  # refused before anything was written
+                    delete_folder(output, names.partition_folder(p.topic, p.partition))
+        _write_checkpoints(made, [p for p in report.partitions if not p.refused])
 
 
 def _merge(options: MergeOptions, tasks: Sequence[MergeTask], report: MergeReport, progress: Progress) -> None:
     sizes = [sum(s.size_bytes for copy in task.copies for s in copy.segments) for task in tasks]
     progress.start("merge", sum(sizes), BYTES)
     with workers(chosen_engine(options, writes=True), sum(sizes), options.config, report, progress) as made:
-        merged = made.run(merge_partition, tasks, "merge: partitions", CountedBytes(progress, sizes))
+        try:
+            merged = made.run(merge_partition, tasks, "merge: partitions", CountedBytes(progress, sizes))
+        except BaseException as error:  # what the others still write would be left
+            made.cancel([])
+            if not made.await_end():
+                error.add_note(f"a task may still write into {options.output}: remove the folder before the next run")
+            raise
         made.count(bytes_read=sum(sizes), bytes_written=sum(p.bytes for p in merged))
     report.partitions = sorted([*report.partitions, *merged], key=lambda p: (p.topic, p.partition))
     for p in report.partitions:
@@ -267,7 +256,7 @@ def _notes(p: MergedPartition, options: MergeOptions) -> Iterator[str]:
         )
 
 
-def _write_checkpoints(output: Root, partitions: Sequence[MergedPartition]) -> None:
+def _write_checkpoints(made: CreatedFiles, partitions: Sequence[MergedPartition]) -> None:
     ends = {(p.topic, p.partition): p.next_offset for p in partitions}
     cleaned = {(p.topic, p.partition): p.cleaned_until for p in partitions if p.cleaned_until}
     starts = {
@@ -279,8 +268,8 @@ def _write_checkpoints(output: Root, partitions: Sequence[MergedPartition]) -> N
         (names.CLEANER_OFFSET_CHECKPOINT, cleaned),
         (names.LOG_START_OFFSET_CHECKPOINT, starts),
     ):
-        write_file(output, name, write_offset_checkpoint(offsets))
+        write_file(made.root, made.file(name), write_offset_checkpoint(offsets))
     # Last: with this file a broker trusts everything above; without it, it checks every segment itself.
-    write_file(output, names.CLEAN_SHUTDOWN, write_clean_shutdown())
-    if output.is_local:
-        flush_folder(output, "")
+    write_file(made.root, made.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())
+    flush_folder(made.root, "")
+    made.flush_names()

@@ -11,6 +11,7 @@ from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.reporting import moment
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.errors import MISSING_FILE, MISSING_SIDE_FILE, NO_GENERATION, UsageError
+from lastkey.jobs.new_log_directory import abbreviate_paths
 from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import list_each, list_generations, readable_at
 from lastkey.jobs.store.rows import Checkpoint, Commit
@@ -20,8 +21,6 @@ from lastkey.logformat import names
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.segments import side_checksums
 from lastkey.udfs.storage import Root, absent, sizes_in
-
-_NAMED = 10  # files that an error names
 
 
 def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[Checkpoint]:
@@ -187,12 +186,6 @@ def _may_be_ours(name: str) -> bool:
     """Return whether a file may be a side file of a generation of an older version, whose manifest names none."""
     file = names.parse_segment_file(name)
     return name in names.PARTITION_SIDE_FILES or (file is not None and not file.suffix and file.kind != names.LOG)
-
-
-def abbreviate_paths(paths: Sequence[str]) -> str:
-    """Return paths for an error, only the first ones if there are many."""
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return ", ".join(paths[:_NAMED]) + more
 
 
 def _absent_beside(here: Mapping[str, int], segments: Sequence[Segment]) -> Iterator[str]:

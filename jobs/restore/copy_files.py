@@ -5,83 +5,18 @@ A broker that starts on a hard link appends to the original. A reflink shares th
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import google_crc32c
-from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import MISSING_FILE, MISSING_SIDE_FILE
 from lastkey.logformat.storage.io_counts import paid, spend
-from lastkey.logformat.storage.locations import text_entries
-from lastkey.udfs.storage import Root, flush, flush_names, make_folder, open_file, set_time
+from lastkey.udfs.storage import Root, flush, open_file, set_time
 
 _CHUNK_BYTES = 8 << 20
 _FICLONE = 0x40049409  # ioctl of Linux: share the blocks of another file (btrfs, XFS, overlayfs above them)
-
-
-@dataclass
-class CreatedFiles:
-    """Files and folders that a run makes below a root, so that it can remove these and no others.
-
-    They are noted before they are made, from any thread.
-    """
-
-    root: Root
-    files: list[str] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)  # full paths; each before the folders in it
-    given_up: bool = False  # no more files: `file` raises
-
-    def file(self, path: str) -> str:
-        """Note a file that is about to be written, and return its path. InterruptedError: the run has given up."""
-        if self.given_up:
-            raise InterruptedError("the run ended")
-        self.files.append(path)
-        return path
-
-    def folder(self, path: str) -> Root:
-        """Make a folder, and those above it that are missing; return the root."""
-        missing = []
-        above = self.root.full(path)
-        while above and above not in self.folders:
-            if self.root.filesystem.get_file_info(above).type != pafs.FileType.NotFound:
-                break
-            missing.append(above)
-            above = above.rpartition("/")[0]
-        self.folders += missing[::-1]
-        return make_folder(self.root, path)
-
-    def flush_names(self) -> None:
-        """Flush the names of the root and of the made folders above it; `finish` flushes the names inside the root."""
-        if self.root.is_local:
-            flush_names(folder for folder in self.folders if len(folder) <= len(self.root.base))
-
-    def take_back(self) -> list[str]:
-        """Remove the files that were made, and folders that are then empty. Return the files that are left below the
-        root: they are not ours, or could not be removed.
-        """
-        for path in self.files:
-            with contextlib.suppress(OSError):  # not written yet; or it cannot be removed, and is listed below
-                self.root.filesystem.delete_file(self.root.full(path))
-        for folder in reversed(self.folders):
-            with contextlib.suppress(OSError):
-                self._remove_empty(folder)
-        with contextlib.suppress(OSError):
-            below = pafs.FileSelector(self.root.base, recursive=True, allow_not_found=True)
-            found, _ = text_entries(self.root.filesystem.get_file_info(below))
-            return sorted(
-                info.path.removeprefix(f"{self.root.base}/") for info in found if info.type == pafs.FileType.File
-            )
-        return []
-
-    def _remove_empty(self, folder: str) -> None:
-        if self.root.is_local:
-            os.rmdir(folder)  # noqa: PTH106 - fails if the folder holds something, whenever that came
-        elif not self.root.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True)):
-            self.root.filesystem.delete_dir(folder)
 
 
 def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum: int) -> bool:

@@ -16,12 +16,9 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.config import Config
@@ -30,9 +27,9 @@ from lastkey.jobs.command.reporting import counted, size, tells_io
 from lastkey.jobs.command.stopping import await_result
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.command.whole_file import check_empty
-from lastkey.jobs.errors import BAD_LOG_START, OTHER_FORMAT, RESTORE_FULL, ConflictError, JobError
+from lastkey.jobs.errors import BAD_LOG_START, OTHER_FORMAT, ConflictError
+from lastkey.jobs.new_log_directory import CreatedFiles, new_log_directory
 from lastkey.jobs.restore.choose_generations import (
-    abbreviate_paths,
     before_resets,
     check_files,
     choose,
@@ -40,7 +37,7 @@ from lastkey.jobs.restore.choose_generations import (
     list_apart,
 )
 from lastkey.jobs.restore.clean_first import clean_first
-from lastkey.jobs.restore.copy_files import CreatedFiles, check_checksum, compute_checksum, copy_log, copy_small, finish
+from lastkey.jobs.restore.copy_files import check_checksum, compute_checksum, copy_log, copy_small, finish
 from lastkey.jobs.restore.left_out import left_out
 from lastkey.jobs.restore.report import TRANSACTION_STATE, RestoredPartition, RestoreReport, advice
 from lastkey.jobs.restore.topic_ids import GivenTopic, is_beyond_topic, read_topic_ids
@@ -49,7 +46,7 @@ from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
-from lastkey.logformat.errors import LogFormatError, is_full
+from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import (
     format_uuid,
@@ -106,11 +103,11 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     side_files = check_files(tables, tables.root, archives, targets, manifests)
     report.notes += before_resets(tables, targets) if options.generation or options.as_of is not None else []
     report.seconds["plan"] = round(time.monotonic() - began - report.seconds.get("clean", 0.0), 3)
+    report.other_problems += left_out(tables, options.topics, listed)
     plan = RestorePlan(tables.root, archives, targets, manifests, side_files, topic_ids)
     report.partitions = _restore(plan, output, options.config, progress)
     report.topic_ids = options.topic_ids
     report.notes += advice(report.partitions, options.topic_ids)
-    report.other_problems += left_out(tables, options.topics, listed)
     _list_beyond(report, listed, targets, manifests)
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
@@ -132,11 +129,8 @@ def _targets(tables: State, options: RestoreOptions, notes: list[str]) -> list[C
 def _restore(plan: RestorePlan, output: Root, config: Config, progress: Progress) -> list[RestoredPartition]:
     """Write the whole log directory. If that fails, or is interrupted, remove what was written."""
     progress.start("restore", sum(s.size_bytes for rows in plan.manifests.values() for s in rows), "B")
-    created = CreatedFiles(output)
-    try:
-        created.folder("")
-        with locked([Path(output.base)]) if output.is_local else nullcontext():
-            check_empty(output)  # again: planning takes a while, and a failed run removes files by their names
+    with new_log_directory(output) as created:
+        try:
             with limited(config.job.max_bytes_per_second), ThreadPoolExecutor(_THREADS) as pool:
                 jobs = [
                     pool.submit(_restore_partition, t, plan, created, convert_settings(config, t.topic, 2), progress)
@@ -149,40 +143,10 @@ def _restore(plan: RestorePlan, output: Root, config: Config, progress: Progress
                     pool.shutdown(cancel_futures=True)
                     raise
             _write_checkpoints(created, plan)
-    except BaseException as error:  # interrupted as well: half a log directory must not look like one
-        _take_back(created, error)
-        if (known := _known_failure(error, output, plan.store)) is None:
-            raise
-        raise known from error
+        except FileNotFoundError as error:  # such as an older generation's, by a vacuum
+            expected = "the files that it held when this run began"
+            raise ConflictError(path=plan.store.uri, expected=expected, found=in_one_line(str(error))) from error
     return partitions
-
-
-def _take_back(created: CreatedFiles, error: BaseException) -> None:
-    """Remove what a run wrote that failed with this error, and add to the error what is left."""
-    try:
-        left = created.take_back()
-    except BaseException as again:
-        again.add_note(f"{created.root.uri} still holds part of the output: remove it, and run again")
-        raise
-    if left:
-        error.add_note(f"left in {created.root.uri}: {abbreviate_paths(left)}")
-    if not isinstance(error, Exception):
-        error.add_note("this run removed what it wrote; run again")
-
-
-def _known_failure(error: BaseException, output: Root, store: Root) -> JobError | None:
-    """Return the error that tells users of a full disk or of files that are gone, with its notes; None: another one."""
-    job_error: JobError
-    if is_full(error):
-        job_error = RESTORE_FULL(path=output.uri, found="disk full")
-    elif isinstance(error, FileNotFoundError):  # such as an older generation's, by a vacuum
-        expected = "the files that it held when this run began"
-        job_error = ConflictError(path=store.uri, expected=expected, found=in_one_line(str(error)))
-    else:
-        return None
-    for note in getattr(error, "__notes__", ()):
-        job_error.add_note(note)
-    return job_error
 
 
 def convert_settings(config: Config, topic: str, magic: Literal[2, 3]) -> ConvertSettings:

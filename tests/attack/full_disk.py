@@ -23,11 +23,11 @@ from tests.attack.preload import Control
 FULL, ROOM = "said that the disk is full", "had room"
 VERDICTS: Final = (FULL, ROOM)
 # these fill the store, a task's temporary folder, the archive itself, the output
-JOBS: Final = ("compact", "first compact", "compact that spills", "reindex", "restore", "vacuum",
+JOBS: Final = ("compact", "first compact", "compact that spills", "reindex", "restore", "merge", "vacuum",
                "rollback")  # fmt: skip
 PAGE_BYTES: Final = 4096  # tmpfs allots room in pages
 _LARGE: Final = {"bytes": 1 << 30, "files": 1 << 20}
-_KINDS: Final = {"DiskFullError", "RestoreFullError", "OutputFullError"}
+_KINDS: Final = {"DiskFullError", "LogDirectoryFullError", "OutputFullError"}
 
 
 @cache

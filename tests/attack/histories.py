@@ -180,6 +180,7 @@ class Kind:
     words: Callable[[Path], list[str]]
     grown: bool = True  # the archive has more than the store's generation
     damaged: bool = False  # indexes of the archive are damaged
+    copies: bool = False  # beside the archive are two damaged copies of it
     generations: int = 1  # generations in the store
     keeps: bool = False  # the job must keep everything below segments/
     only: str | tuple[str, ...] = ""  # only mishaps whose names begin so; with others it acts as another kind does
@@ -213,6 +214,11 @@ def restore(root: Path, to: str = "output") -> list[str]:
     return ["restore", "--store", str(root / "store"), "--output", str(root / to), "--json"]
 
 
+def _merge(root: Path) -> list[str]:
+    copies, output = str(root / "copies"), str(root / "output")
+    return ["merge", copies, "--layout", "replicas", "--output", output, "--engine", "threads", "--json"]
+
+
 VACUUM: Final = _of_store("vacuum", "--grace-hours", "0")
 VERIFY: Final = _of_store("verify")
 KINDS: Final = {
@@ -231,6 +237,7 @@ KINDS: Final = {
         ),
         Kind("reindex", _reindex, damaged=True),
         Kind("restore", restore, generations=2),
+        Kind("merge", _merge, copies=True),
         Kind("vacuum", VACUUM, generations=2),
         Kind("vacuum with a grace", _of_store("vacuum"), generations=2, keeps=True, only="clock"),
         Kind("compact by the clock", _by_the_clock, only="clock"),
@@ -320,8 +327,21 @@ class History:
             index.write_bytes(index.read_bytes()[:-3])
             (self.root / "archive" / "t-1" / f"{SEGMENT_OFFSETS:020}.timeindex").unlink()
             (self.root / "archive" / "t-1" / f"{0:020}.index").write_bytes(b"")
+        if self.kind.copies:
+            self._make_copies()
         shutil.rmtree(self.base, ignore_errors=True)
         shutil.copytree(self.root, self.base)
+
+    def _make_copies(self) -> None:
+        """Copy the archive twice; one copy lacks a segment, in the other a bit of each partition is flipped."""
+        for name in ("1", "2"):
+            shutil.copytree(self.root / "archive", self.root / "copies" / name)
+        (self.root / "copies" / "1" / "t-0" / f"{SEGMENT_OFFSETS:020}.log").unlink()
+        for folder in (self.root / "copies" / "2").glob("t-*"):
+            log = folder / f"{0:020}.log"
+            data = bytearray(log.read_bytes())
+            data[len(data) // 2] ^= 1
+            log.write_bytes(data)
 
     def _grow_large(self) -> None:
         """Add a segment larger than a task's memory, in which each batch loses a record and is rewritten; and one
@@ -385,11 +405,11 @@ class History:
     def check_archive(self) -> None:
         now = tree(self.root)
         for path, found in self.before.items():
-            if not path.startswith("archive/") or (self.kind.damaged and not path.endswith(".log")):
+            if not path.startswith(("archive/", "copies/")) or (self.kind.damaged and not path.endswith(".log")):
                 continue
             if now.get(path) != found:
                 raise Failed(f"{path}: was {found}, is {now.get(path)}")
-        more = {p for p in now if p.startswith("archive/")} - self.before.keys()
+        more = {p for p in now if p.startswith(("archive/", "copies/"))} - self.before.keys()
         if more and not self.kind.damaged:
             raise Failed(f"new in the archive: {more}")
 
@@ -401,6 +421,8 @@ class History:
             return
         if of == "restore":
             self._check_restored(said)
+        if of == "merge":
+            self._check_merged(said)
         now = stands(store) if (store / "state").exists() else Stands({}, {})
         if of in COMPACTIONS:
             self._check_committed(said, now)
@@ -429,6 +451,8 @@ class History:
         now = stands(store)
         if self.kind.name == "restore":
             self._check_restored(said, self._restored_now(said))
+        if self.kind.name == "merge":
+            self._check_merged(said)
         back = {
             (p["topic"], p["partition"]): p["generation_before"]
             for one in (said, other)
@@ -473,11 +497,11 @@ class History:
         of, root = self.kind.name, self.root
         if of == "verify":
             return None
-        if of == "restore":
+        if of in ("restore", "merge"):
             shutil.rmtree(root / "output", ignore_errors=True)
         said = run(self.kind.words(root))
         well("the next run", said)
-        if of == "restore":
+        if of in ("restore", "merge"):
             return restored(root / "output")
         if of == "reindex":
             return files_of(root / "archive")
@@ -542,7 +566,7 @@ class History:
         `verify` also checks a restored folder, but cannot compare its small side files with anything.
         """
         try:
-            if self.kind.name == "restore" and said.code == 0:
+            if self.kind.name in ("restore", "merge") and said.code == 0:
                 self.child(self._check_looked_at)
                 return
             if self.kind.name in COMPACTIONS:
@@ -553,6 +577,10 @@ class History:
 
     def _check_looked_at(self) -> None:
         files = restored(self.root / "output")
+        if self.kind.copies:  # a lie about temporary files can make it take the same log from other copies
+            partitions = {path.split("/")[0] for path in self.restored if "/" in path}
+            if all(_log(files_of(self.root), name) == _log(self.after, name) for name in partitions):
+                return
         if wrong := [p for p, found in self.restored.items() if p.endswith(".log") and files.get(p) != found]:
             well(f"verify of {wrong}", run(["verify", str(self.root / "output"), "--sealed", "--json"]))
             raise Failed(f"other logs, and verify says nothing: {wrong}")
@@ -577,6 +605,28 @@ class History:
             raise Failed(f"looks like a whole log directory: {differs(files, expected)}")
         if said.code > 0 and files and "left in" not in json.dumps(said.report):
             raise Failed(f"left {sorted(files)[:5]}, and does not say so: {shown(said)}")
+
+    def _check_merged(self, said: Said) -> None:
+        """Check that a partition is whole, or absent and named. From copies of which a file could not be read comes
+        the same log, perhaps in other segments, or one with a named gap.
+        """
+        told = {f"{p['topic']}-{p['partition']}": p for p in said.report.get("partitions", ())}
+        if not told:
+            self._check_restored(said)
+            return
+        files = restored(self.root / "output")
+        for name, p in told.items():
+            found, expected = (
+                {path: one for path, one in of.items() if path.startswith(f"{name}/")} for of in (files, self.restored)
+            )
+            if p["refused"] and (found or not p["problems"]):
+                raise Failed(f"{name}: refused, with {sorted(found)}: {p}")
+            if said.report["problems"]:
+                continue
+            if found != expected and '"unreadable"' not in json.dumps(said.report):
+                raise Failed(f"{name}: {differs(found, expected)}: {shown(said)}")
+            if _log(files_of(self.root), name) != _log(self.after, name):
+                raise Failed(f"{name}: another log, and no problem: {shown(said)}")
 
     def _check_reindexed(self, said: Said) -> None:
         old, now = files_of(self.base / "archive"), files_of(self.root / "archive")
@@ -603,6 +653,11 @@ class History:
 def _shas(files: dict[str, tuple[str, int]]) -> dict[str, str]:
     """Return SHA-256 by path, without the file whose presence tells a broker that all others are whole."""
     return {path: found[0] for path, found in files.items() if path != CLEAN_SHUTDOWN}
+
+
+def _log(files: dict[str, bytes], partition: str) -> bytes:
+    folder = f"output/{partition}/"
+    return b"".join(data for path, data in sorted(files.items()) if path.startswith(folder) and path.endswith(".log"))
 
 
 def _logs(files: dict[str, bytes]) -> dict[str, bytes]:

@@ -29,10 +29,11 @@ from lastkey.jobs.data_source.stream import StreamReader
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.inspect_log import run as inspect
 from lastkey.jobs.lookup.job import run as lookup
+from lastkey.jobs.new_log_directory import CreatedFiles
 from lastkey.jobs.reindex.job import run as reindex
 from lastkey.jobs.report.job import profile_archive
 from lastkey.jobs.report.job import run as write_report
-from lastkey.jobs.restore.copy_files import CreatedFiles, copy_log, copy_small
+from lastkey.jobs.restore.copy_files import copy_log, copy_small
 from lastkey.jobs.verify.job import run as verify
 from lastkey.logformat.errors import KINDS, NO_POSITION, LogFormatError
 from lastkey.udfs.compact.compact_partition import compact_partition
@@ -181,7 +182,7 @@ def look_up(root: Path, work: Path) -> Seen:
             LookupOptions(archive=str(root), config=CONFIG, offsets=offsets, times=times, isolation=isolation), Silent()
         )
         shown.append(_written(report))
-        seen.problems += [one.found.problem for one in report.partitions if one.found.problem is not None]
+        seen.problems += [one.lookup.problem for one in report.partitions if one.lookup.problem is not None]
     sizing: Any = lookup(LookupOptions(archive=str(root), config=CONFIG, sizing=True), Silent())
     shown.append(_written(sizing))
     seen.problems += sizing.problems

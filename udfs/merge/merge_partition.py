@@ -425,8 +425,10 @@ def _write_side_files(
     done = reindex_side_files(side_files, outcomes)
     out.notes += [*done.notes, *_open_transactions(output, task.folder, out)]
     unread = [outcome.problem for outcome in outcomes if outcome.problem is not None]
-    out.problems, out.refused = [*out.problems, *unread], bool(unread)
-    out.problems += [_problem(file) for file in done.files if file.status == "impossible"]
+    written = [*(file for outcome in outcomes for file in outcome.files), *done.files]
+    files = [file for file in written if file.status == "impossible"]
+    out.problems += [*unread, *map(_problem, files)]
+    out.refused = bool(unread) or any(file.reason == "unwritable" for file in files)
     ids = sorted({one.copy.topic_id for one in plan.surveys if one.copy.topic_id is not None})
     if ids:
         out.topic_id = ids[0]

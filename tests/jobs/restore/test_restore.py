@@ -25,9 +25,9 @@ from lastkey.jobs.errors import (
     MissingPathError,
     UsageError,
 )
+from lastkey.jobs.new_log_directory import CreatedFiles
 from lastkey.jobs.restore import copy_files
 from lastkey.jobs.restore import job as restore
-from lastkey.jobs.restore.copy_files import CreatedFiles
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
 from lastkey.udfs.storage import open_root
@@ -338,7 +338,7 @@ def test_an_interrupted_restore_leaves_nothing_and_says_so(two_generations, monk
     def again(made):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(restore.CreatedFiles, "take_back", again)
+    monkeypatch.setattr(CreatedFiles, "take_back", again)
     with pytest.raises(KeyboardInterrupt) as raised:
         restore.run(RestoreOptions(str(two_generations.store), str(out)), _Interrupted())
     assert files_of(out)
