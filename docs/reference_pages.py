@@ -224,7 +224,7 @@ def tables_page() -> str:
     ]
     for name, schema in kinds.items():
         listed = ((f"`{f.name}`", f"`{_short(f.type)}`", comments.get(f.name, "")) for f in schema)
-        out += [f"## {name}", table(("column", "type", ""), listed)]
+        out += [f"## {name}", table(("column", "type", "meaning"), listed)]
     return "\n\n".join(out)
 
 

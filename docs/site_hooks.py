@@ -22,6 +22,7 @@ from docs import reference_pages
 ROOT: Final = Path(__file__).resolve().parent.parent
 _LINK: Final = re.compile(r"(?<=\]\()(?!https?:|mailto:)([^)#\s]*)(?=[#)])")
 _HTML: Final = re.compile(r'(?:(?<=\ssrc=")|(?<=\shref=")|(?<=\ssrcset="))(?!https?:)([^"#]+)(?=")')
+_NAME: Final = re.compile(r"(?<=<td><code>)[^<\s]{12,}(?=</code></td>)")  # an option, setting or field in a table
 _START: Final = "README.md"
 
 
@@ -55,6 +56,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return quote(target.url_relative_to(page.file)) if target else match[0]
 
     return _HTML.sub(shown, _LINK.sub(linked, markdown))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let long names in tables break after a dot, underscore or hyphen: on a telephone a column is narrower."""
+    return _NAME.sub(lambda match: re.sub(r"(?<=\w)[._-](?=\w)", r"\g<0><wbr>", match[0]), html)
 
 
 def _named(nav: Any) -> list[str]:

@@ -266,7 +266,7 @@ def export() -> ExportReport:
     Delta table with a row for each key of each partition: `partition`, `offset`, `timestamp`, `key`, `value`. A run
     reads from an archive, or a store, what came after the last run, up to the first open transaction, and merges it:
     newer records replace rows, tombstones delete them. Records without a key are left out, and counted in a note. After
-    every run the table holds what the last records of all keys say, of everything that was ever in the log.
+    each run the table has the state that a consumer of the whole log, from its first record ever, would have.
 
     The offsets that a table has reached are in the same Delta commit as its rows (in its user metadata), so a killed
     run has done both or nothing; run it again. Of two concurrent runs one fails. OPTIMIZE and VACUUM may work on the
@@ -418,8 +418,8 @@ def lookup() -> JobReport:
     A time is milliseconds since 1970, ISO 8601 (UTC if it names no zone), earliest, latest or max-timestamp.
 
     A search by offset skips the hole that the offset lies in, a search by time all holes before its answer. If one of
-    them is a [gap](/../udfs/compact/COMPACTION.md#holes), the missing segment may have held the answer. For an offset
-    out of range the answer is the range. `--time` alone asks every partition at once. Missing or wrong indexes make a
+    them is a [gap](/../udfs/compact/COMPACTION.md#holes), the missing segment may have held the answer. An offset
+    out of range returns the valid range. `--time` alone searches every partition. Missing or wrong indexes make a
     search slower, never wrong, because what is used of them is checked against the log.
     [Lookup](/../udfs/lookup/LOOKUP.md) explains the search, its cost, and both kinds of time index.
     """

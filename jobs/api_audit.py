@@ -42,7 +42,7 @@ def audit_keys() -> AuditReport:
 
 @command(AuditDeliveryOptions)
 def audit_delivery() -> AuditReport:
-    """Show what groups have been delivered of each key of ARCHIVE, or of a generation of STORE, and their lag.
+    """Show the versions of each key of ARCHIVE, or of a generation of STORE, that groups received, and their lag.
 
     For each group and key: the delivered offset; whether the last update was delivered; the lag in versions, offsets
     and time; for each group and topic the percentiles of these lags, and the keys that have waited longest; and the

@@ -125,7 +125,7 @@ def archive_needed() -> ArchiveNeededReport:
 
 @command(RunsOptions)
 def runs() -> RunsReport:
-    """List what was done to STORE: every run, what came of it, and what it saved.
+    """List all runs on STORE with their outcomes and savings.
 
     The list has every compaction, erasure, check of an erasure, rollback and vacuum, and every audit whose tables the
     store holds: its [outcome](/reference/exit-codes.md), user and host, and the number of partitions, records and bytes
@@ -184,8 +184,8 @@ def vacuum() -> VacuumReport:
     No other job deletes files of a store, and `vacuum` deletes only below STORE.
 
     `--keep N`, `--keep Nd` and `--keep Nw` count as borg's `prune` does: by the time of the run, newest first, and a
-    generation that an earlier of the three keeps is not counted by the later ones. They only keep more: what vacuum
-    keeps by itself stays.
+    generation that an earlier of the three keeps is not counted by the later ones. These options only add to the
+    generations that vacuum keeps by its own rules.
 
     Vacuum keeps current generations whatever their age. An older generation can be restored until vacuum takes its
     files. A generation may be the only copy of records: from before a `--reset`, before a gap that was accepted, or

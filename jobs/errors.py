@@ -180,7 +180,7 @@ NO_GENERATION: Final = Kind("NoGenerationError", UsageError,
     cause="A generation that the store does not hold, or whose files are gone.",
     hint="vacuum deletes a generation's files after its grace period")
 UNDECIDED: Final = Kind("UndecidedError", UsageError,
-    cause="Folders of generations do not tell which one counts. `perhaps never committed`: its run died before its "
+    cause="The folders do not show which generation is current. `perhaps never committed`: its run died before its "
           "commit, or between the commit and the file `committed`. If you know that it died before, choose the "
           "generation below it; else look at the report of that run.",
     hint="nothing was written; for each of them give --choose TOPIC-N=RUN_ID, or TOPIC-N=none to leave it out")

@@ -209,7 +209,7 @@ class WithPlan(TopicOptions):
         maybe(choice(get_args(Compact))),
         "Policy of the topics that --topics matches.",
         default=None,
-        note="Requires `--topics` or `--topics-from`. Fails if the own settings of one of them say otherwise",
+        note="Requires `--topics` or `--topics-from`. Fails if a selected topic has another policy in the settings",
     )
 
     def validate(self) -> None:
@@ -293,7 +293,7 @@ class Listing:
         flag="--all",
         default=False,
         group="Output",
-        note="Without it a text of more than 20 partitions has only those with something to tell; `--json` has all",
+        note="Without it the text for more than 20 partitions lists only those that need attention; `--json` has all",
     )
 
 

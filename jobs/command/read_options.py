@@ -63,7 +63,7 @@ class ExportOptions(SourceOptions, WithDecoders, WithEngine):
         DIR,
         "A new or empty folder; each topic gets one in it.",
         group="Output",
-        note="The file `_lastkey_export.json` in it says what was asked for, and whether all of it is there",
+        note="The file `_lastkey_export.json` in it records the options and whether the export is complete",
     )
     format: Value[ExportFormat, ExportFormat] = option(choice(EXPORT_FORMATS), "What to write.", group="Output")
     latest: Flag = option(
@@ -77,7 +77,7 @@ class ExportOptions(SourceOptions, WithDecoders, WithEngine):
         "read_committed, or read_uncommitted: also records of aborted and open transactions.",
         metavar="LEVEL",
         default="read_committed",
-        note="`read_committed` ends at the first open transaction; a note says where",
+        note="`read_committed` ends at the first open transaction; a note gives its offset",
     )
 
 

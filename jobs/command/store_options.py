@@ -88,7 +88,7 @@ class VacuumOptions(TopicOptions):
         "List what would be deleted; delete nothing.",
         default=False,
         group="Output",
-        note="The files, and each generation with why it stays or goes",
+        note="Lists the files, and the reason why each generation is kept or deleted",
     )
 
 
@@ -209,8 +209,8 @@ class EraseOptions(WithKeyFormat, WithEngine):
         maybe(FILE), "Erase the keys in this file, one a line.", default=None, note="Without a byte order mark"
     )
     key: Value[Globs | None, tuple[str, ...]] = option(KEYS, "Erase this key too; repeatable.", default=None)
-    by: Text = option(TEXT, "Who asked for it: a text for the run's row in cleaner_runs.", default="")
-    no_archive: Flag = option(FLAG, "The archive is gone: go on with the store alone.", default=False)
+    by: Text = option(TEXT, "Requester: a text for the run's row in cleaner_runs.", default="")
+    no_archive: Flag = option(FLAG, "The archive no longer exists: process the store alone.", default=False)
     check: Flag = option(
         FLAG,
         "Erase nothing: show where the keys still are.",

@@ -62,7 +62,9 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     report = EraseReport(state.root.uri, options.dry_run, options.check, options.by, without_kafkas_own(options.topics))
     said = options.by.encode()
     if any(one in said for one in keys.keys.to_pylist() if len(one) >= _LEAST_IN_TEXT):
-        raise UsageError(message="--by: expected who asked, found one of the keys, which the store would keep")
+        raise UsageError(
+            message="--by: expected the requester, found one of the keys; the store would keep it in cleaner_runs"
+        )
     names, data = key_names(keys, key), _digests(keys, key)
     report.erasure, report.n_keys = content_id(data), len(keys)
     if not options.check:

@@ -149,7 +149,7 @@ class EraseReport(JobReport):
             because = next((", ".join(g["because"]) for g in listed if g["generation"] == at.number), "")
             return (
                 f"vacuum --erased leaves it{because and f' ({because})'}: erase these keys from its partition first; "
-                "vacuum --erased --dry-run tells more"
+                "run `vacuum --erased --dry-run` for details"
             )
         mine = next((g for g in kept if g["generation"] == at.number), kept[0])
         which = "it" if mine["generation"] == at.number else f"generation {mine['generation']}, which needs it,"

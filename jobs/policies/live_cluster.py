@@ -44,7 +44,8 @@ def _ask(client: Any, cluster: Any, bootstrap: str, configs: ClusterConfigs) -> 
             add_topic(configs, name, entries, bootstrap, resolved=True)
     replicas = {n for topic in metadata.topics.values() for one in topic.partitions.values() for n in one.replicas}
     if gone := sorted(replicas - metadata.brokers.keys()):
-        configs.notes.append(f"not running, so what they alone have was not seen: brokers {', '.join(map(str, gone))}")
+        numbers = ", ".join(map(str, gone))
+        configs.notes.append(f"not running: brokers {numbers}; settings that only they have are missing")
     for broker in sorted(map(str, metadata.brokers), key=int):
         for name, entries in _described(client, cluster, client.ResourceType.BROKER, [broker]):
             add_broker(configs, name, entries, bootstrap, complete=True)

@@ -44,8 +44,8 @@ def clean_first(
     archive, topics = behind[0].archive_uri, sorted({t.topic for t in behind})  # a store serves one archive
     if options.archive is not None and not is_same(normal_uri(options.archive), archive):
         raise UsageError(
-            message=f"--full-clean compacts from {archive}, which this store serves, and --archive says it is now "
-            f"at {options.archive}: move it back, or leave out --full-clean, and the broker cleans"
+            message=f"--full-clean: expected the archive of this store, {archive}, found --archive {options.archive}; "
+            "move it back, or leave out --full-clean, and the broker cleans"
         )
     asked = CompactOptions(
         archive=archive,

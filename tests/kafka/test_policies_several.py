@@ -93,4 +93,4 @@ def test_the_topics_own_value_or_the_one_that_all_brokers_have(nodes):
     wait_until(lambda: brokers_of(at) == {1, 2}, "the others to know", seconds=60)
     code, text, _ = policies(at)
     assert code == DONE and tomllib.loads(text)["topics"]["plain"] == expected
-    assert "# note: not running, so what they alone have was not seen: brokers 3" in text
+    assert "# note: not running: brokers 3; settings that only they have are missing" in text

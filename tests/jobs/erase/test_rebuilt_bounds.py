@@ -59,7 +59,7 @@ def made_again(tmp_path: Path) -> Erasures:
 
 def test_who_asked_may_not_name_the_key(tmp_path):
     world = made(tmp_path, "customer-4711=1 bob=1", "cem=1")
-    with pytest.raises(UsageError, match="--by: expected who asked, found one of the keys"):
+    with pytest.raises(UsageError, match="--by: expected the requester, found one of the keys"):
         world.erase("customer-4711", by="customer-4711 asked on 3 May")
     assert not places_of([b"4711 asked"], world.lab.store)
     assert world.lab.state().checkpoints()["t", 0].erased is None
