@@ -112,7 +112,7 @@ def decoding(name: str, errors: Errors = "null") -> Any:
 
 
 def refusal(name: str) -> Any:
-    """Return the function that says what is wrong with bytes for a decoder; null if nothing is."""
+    """Return the function that describes why a decoder refuses bytes; it returns null for valid bytes."""
 
     def reasons(values: pa.Array) -> pa.Array:
         return find_problems(values, name)

@@ -69,7 +69,7 @@ class InspectReport(JobReport):
 
     @property
     def problems(self) -> list[Any]:
-        """Problems, as text: gaps, and what is said of files that are damaged."""
+        """Problems, as text: gaps, and the lines about damaged files."""
         bad = (f for f in self.dumped if f.n_problems or (self.verified and f.n_mismatches))
         return [*map(str, self.other_problems), *(f"{f.path}: {line}" for f in bad for line in f.tool_lines)]
 

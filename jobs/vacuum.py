@@ -2,8 +2,9 @@
 
 Runs may go on meanwhile: the folders of runs with a lease stay; the table of checkpoints names what goes first, and no
 run commits a folder that was named since it began. STORE.md ("Generations and vacuum") lists what is kept, and `_kept`
-follows it. If a folder stays, so do the files that its generation names in other folders. In a folder that goes,
-`committed` goes first and the manifest second: if vacuum is killed, nothing takes the rest for a generation.
+follows it. If a folder stays, so do the files that its generation names in other folders. Of a folder to delete,
+`committed` is deleted first and the manifest second: after a kill of vacuum, the rest cannot be mistaken for a
+generation.
 
 The clock is the wall clock, or the store's if that is behind (`_store_now_ms`): --now never decides what is deleted.
 At the end Delta's own VACUUM cleans the state tables.
@@ -441,7 +442,7 @@ def _clean(store: Root, folder: RunFolder, unused: Gone, report: VacuumReport) -
         rest = {str(info.base_name) for info in unused}
         first = [name for name in (COMMITTED, MANIFEST) if name in rest]
         _delete(store, folder, first)
-        # no run can commit files that it writes to a folder that goes
+        # no run can commit files in a folder that is being deleted
         if len(unused) < len(folder.files) or not _is_deleted(store, folder):
             _delete(store, folder, rest.difference(first))
         step("folder deleted")

@@ -79,7 +79,7 @@ class Segment(ListedSegment):
     side_files: str | None = None  # JSON {name: CRC-32C}: indexes, snapshot; last row: others of the generation
     deduplicated_through: int = -1  # no key has a newer record below this offset; -1: that of the run which cleaned all
     superseded: int = 0  # records that newer ones have superseded since it was written, as filters estimate
-    expected_dead: int = -1  # of what it was made of: what filters expected to go; -1: not counted
+    expected_dead: int = -1  # of its sources: removals that the filters expected; -1: not counted
     facts_bytes: int = 0  # of the files beside it that runs by yield read
     key_files: str | None = None  # JSON [[first, until, path, keys, CRC-32C], ...]: hashes of the keys from `first` on
 

@@ -316,7 +316,7 @@ def test_names_are_imported_from_where_they_are_defined():
 
 
 def test_no_import_runs_in_a_circle():
-    """Neither modules nor rooms import in a circle."""
+    """Imports between modules and between rooms have no cycles."""
     modules = {
         module: {ours for name in imports(path) if (ours := module_of(name))} for module, path in SOURCES.items()
     }

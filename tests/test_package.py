@@ -152,7 +152,7 @@ def test_a_pack_of_an_installed_package_holds_the_same(installed, elsewhere):
 
 @pytest.mark.slow
 def test_a_program_s_types_are_checked(installed, elsewhere):
-    """A wrong one is found: without py.typed every name would be Any."""
+    """mypy reports a wrong type; without py.typed every name would be Any."""
     (elsewhere / "program.py").write_text(PROGRAM)
     (elsewhere / "wrong.py").write_text(
         "import lastkey\nlastkey.compact(5, 'S').exit_code.upper()\nlastkey.compacted\n"

@@ -128,7 +128,7 @@ def test_a_file_with_another_hash_is_not_installed(tmp_path, python, spoilt, sai
 
 @pytest.mark.slow
 def test_tests_and_jobs_have_an_environment_each(tmp_path, python):
-    """Neither command makes the other's, or adds to it; each is rebuilt after a change of its own lock file alone."""
+    """Each command has its own environment, which is rebuilt only after a change of its own lock file."""
     run, checkout = _script(tmp_path, python), tmp_path / "checkout"
     assert ".venv-test" in run("test").stderr
     assert not (checkout / ".venv").exists()

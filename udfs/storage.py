@@ -412,7 +412,7 @@ def _info(root: Root, path: str) -> Any:
 
 
 def list_objects(root: Root, path: str) -> list[str]:
-    """Return the paths or URIs of what goes if a file goes: itself, or the objects of tiered storage."""
+    """Return the paths or URIs that a deletion of a file affects: the file, or its objects in tiered storage."""
     if not root.is_tiered:
         return [root.full_uri(path)]
     place = root.place

@@ -7,7 +7,7 @@ not enough: a link, `..`, file:///, a mount or s3a:// names a folder in other wo
 - on Linux also its path within the mounted file system: a folder of the archive may be mounted somewhere else too, as
   in a container, and then none of its ancestors is the archive;
 - elsewhere: scheme (s3a:// is s3://), host or bucket, and the names in the path.
-A folder lies in another one if an address of the other is the beginning of one of its own.
+A folder lies in another folder if an address of that folder is a prefix of one of its addresses.
 """
 
 from __future__ import annotations

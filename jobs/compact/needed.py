@@ -6,7 +6,7 @@ its end, without a hole. That segment is the lowest that any of these names:
 
   - the first one, if too little is known of the partition, or its folder holds an entry that no job reads;
   - a segment whose file a generation of the store uses;
-  - a gap that a generation passed over: what is missing may come back beside it;
+  - a gap that a generation accepted: the missing segments may be restored later;
   - the last one, because the log continues there. If the run that read it had --sealed (no writer is left), it
     is only an anchor: later runs recognise the log by it, and it is no reason to keep the archive as a whole;
   - a file that no run has read from its first byte to its last, or whose size or checksum is not what that run saw;

@@ -401,8 +401,9 @@ def choose_topic_id(archived: ArchivedPartition, before: Checkpoint | None, *, r
 
 
 def _bounds_after(bounds: Bounds, topic_id: str | None, next_offset: int, new: str) -> Bounds:
-    """Return the bounds of a generation that ends at next_offset: those of the one before, and those of its own log,
-    from which the keys of erasures of other logs went up to there. new: an erasure that is made now; "": none.
+    """Return the bounds of a generation that ends at next_offset: the bounds of the generation before, and those of its
+    own log up to that offset, from which erasures of other logs removed their keys. new: an erasure that is made now;
+    "": none.
     """
     own = {
         one: next_offset if until == MAX_OFFSET else until

@@ -20,7 +20,7 @@ from lastkey.udfs.compact.plan import PartitionInput, PartitionResult
 
 @dataclass(frozen=True)
 class ListedArchive:
-    """Partitions of an archive that a run takes, and what its report says of the rest of the archive."""
+    """Partitions of an archive that a run processes, and facts about the rest of the archive for its report."""
 
     archive: Archive
     settings: Mapping[str, TopicSettings]  # by topic

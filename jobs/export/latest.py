@@ -53,7 +53,7 @@ _READINGS: Final = 3  # the first finds damage, the second stops in front of it,
 
 @dataclass
 class _PartitionRead:
-    """Plan for one partition: offsets to read, and what is in the way."""
+    """Plan for one partition: offsets to read, and the problems that block it."""
 
     source: SourcePartition
     start: int | None  # None: the table knows nothing of it

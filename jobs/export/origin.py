@@ -45,7 +45,7 @@ class Doubts(NamedTuple):
 
 @dataclass(frozen=True)
 class Origin:
-    """Archive or store, and what it says of each partition."""
+    """Archive or store, with its facts about each partition."""
 
     uri: str
     logs: Mapping[Key, str | None]  # which log it is: the topic id; in a store the run that began its chain

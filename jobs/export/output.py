@@ -1,7 +1,7 @@
-"""Folder that an export writes: a folder for each topic, and a file that says what is in them.
+"""Output folder of an export: a folder for each topic, and a file that describes them.
 
-The file comes first, and says "unfinished" until everything else is there. A run that finds its own unfinished export
-takes that away and begins again; anything else in the folder stops it.
+The file is written first and has the state "unfinished" until all other files are complete. A run that finds its own
+unfinished export deletes it and starts over; any other content of the folder is an error.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def listed(options: ExportOptions) -> list[SourcePartition]:
 
 
 def ends_of_partition(partition: SourcePartition) -> tuple[Ends | None, Problem | None]:
-    """Return the offsets at which reading begins and ends (None: not known), and what is in the way."""
+    """Return the offsets at which reading begins and ends (None: not known), and the problem that prevents it."""
     if partition.problem is not None:
         return None, partition.problem
     try:

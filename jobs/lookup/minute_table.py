@@ -227,7 +227,7 @@ def refresh(
 ) -> dict[str, int]:
     """Make the table equal to the segments there are, in the partitions that `covers` accepts; return counts.
 
-    Rows of a partition that cannot be listed stay: nothing says that its segments are gone.
+    Rows of a partition that cannot be listed are kept, because its segments may still exist.
     """
     unlisted = {(plan.topic, plan.partition) for plan in plans if plan.problem is not None}
     with state.lock():  # from here to the write: two refreshes at once would both append

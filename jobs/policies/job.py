@@ -209,7 +209,7 @@ def _add_static(properties: Mapping[str, dict[str, str]], configs: ClusterConfig
 
 
 def _set_static(broker: Broker, found: Layer) -> None:
-    if not broker.complete:  # else it has said itself what it has
+    if not broker.complete:  # otherwise the broker itself has reported its settings
         broker.static, broker.complete = dict(found), True
 
 

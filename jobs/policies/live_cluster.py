@@ -15,7 +15,9 @@ _TOPICS: Final = 200  # of one request
 
 
 def add_live(bootstrap: str, path: str | None, configs: ClusterConfigs) -> None:
-    """Ask a cluster, and add what it says. path: of --command-config. Raise NO_CLIENT, NO_CLUSTER."""
+    """Read the configuration of a running cluster and add it to configs. path: of --command-config. Raise NO_CLIENT,
+    NO_CLUSTER.
+    """
     settings = client_settings(bootstrap, path) | {"log_level": "0"}  # error_cb hears of all that matters
     client = admin_client()
     errors: list[str] = []

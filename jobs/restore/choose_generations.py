@@ -51,7 +51,7 @@ def _current(tables: State, topics: TopicFilter) -> dict[Key, Checkpoint]:
 
 def choose_at_time(tables: State, topics: TopicFilter, at_ms: int, notes: list[str]) -> list[Checkpoint]:
     """Return the partitions of the wanted topics, each at the generation that was current at a time; note those that
-    had none then. Raise NO_GENERATION where it is gone, or where one that is gone may have been current then.
+    had none then. Raise NO_GENERATION if that generation was deleted, or if a deleted one may have been current then.
     """
     chosen, firsts, at = [], [], moment(at_ms)
     current = _current(tables, topics)

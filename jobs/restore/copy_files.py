@@ -87,7 +87,7 @@ def _reflink(source: Root, path: str, target: str, size: int) -> bool:
         except OSError:  # another file system, or one without reflinks
             return False
         if os.fstat(write.fileno()).st_size < size:
-            return False  # the stream says what is missing
+            return False  # the caller copies by a stream, which reports the missing bytes
         os.ftruncate(write.fileno(), size)  # an archived active segment may have grown since
     return True
 

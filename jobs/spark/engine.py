@@ -105,7 +105,7 @@ def each(
     """Return `function` of every plan, in the order of the plans: a job of one stage, which only reads.
 
     name: of the stage, for people. sizes: bytes of each plan, read `passes` times, in which `progress` counts.
-    n_bytes: what is read of them; None: all. An error ends work that has not begun; Ctrl-C and SIGTERM do not even wait
+    n_bytes: bytes to read; None: all. An error ends work that has not begun; Ctrl-C and SIGTERM do not even wait
     for the rest.
     """
     engine, n_bytes = chosen_engine(options, writes=False), sum(sizes) if n_bytes is None else n_bytes

@@ -9,8 +9,8 @@ that died early. It holds the rows that the commit brings to the tables:
 The row of `compaction_checkpoints` decides which generation is current; the manifest is what the store knows of an
 older one. The folder of a rollback holds nothing else.
 
-An empty file `committed` beside it says that the commit was made. It is written after the commit. If a crash comes
-between the two, a vacuum, or the commit that replaces this generation, writes it, since the table names the generation.
+An empty file `committed` next to it marks a completed commit. It is written after the commit. If a crash comes between
+the two, a vacuum, or the commit that replaces this generation, writes it, since the table names the generation.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class PartitionState:
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """Run on a partition: the generation that it made of which one, and the log that it read."""
+    """Run on a partition: its generation, the parent generation, and the log that it read."""
 
     run_id: str
     topic: str

@@ -17,7 +17,7 @@ the target and an offset >= the log start. A segment without timestamps has the 
 such record there is no answer; like a broker, the search does not try later segments. With timestamps out of order the
 answer is the first such record in the log, not the one with the smallest timestamp.
 
-segment_search explains how far the search trusts a segment's indexes. `notes` says what it skipped.
+segment_search explains how far the search trusts a segment's indexes. `notes` names the skipped files.
 
 Sources: Kafka's LocalLog.read, LogSegment.translateOffset and findOffsetByTimestamp, FileRecords.searchForTimestamp,
 UnifiedLog.fetchOffsetByTimestamp (4.3.0). Difference: the search leaves out segments that lie entirely below the log

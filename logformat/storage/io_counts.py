@@ -1,8 +1,8 @@
 """Bytes that Lastkey reads and writes, and its requests to buckets: counts for reports, a limit, progress.
 
 A request is a call of our own: to open a file (which asks for its size too), read a part of it, write a file, list a
-folder, ask for a file, delete, copy. The libraries make more of some, such as the parts of a large file, and do
-not tell what they send again. Bytes are those of logs and of what is made of them, on disks too.
+folder, ask for a file, delete, copy. The libraries may split one into several, such as the parts of a large file, and
+do not report retries. Bytes count logs and the files written from them, on local disks too.
 
 The limit is like a broker's log.cleaner.io.max.bytes.per.second. Code that reads or writes bytes reports them here
 afterwards, and waits for as long as they should have taken. No second exceeds the limit by more than one read: a chunk

@@ -135,7 +135,7 @@ class ObjectStore:
             obstore.delete(self._store, keys)
 
     def check(self, path: str) -> None:
-        """Raise AccessError unless the bucket answers a listing of what lies beside a path."""
+        """Raise AccessError unless the bucket answers a listing of the folder of a path."""
         beside = "/".join(filter(None, (self._key(path).rpartition("/")[0], "-")))
         count(list=1)
         try:

@@ -9,8 +9,8 @@ by leader epochs: at each offset the epoch counts that the newest leader has the
    by the cluster, not here. Two copies that end in the same epoch and disagree about earlier ones cannot be decided.
 3. From the first offset on, the oldest copy that holds the offset is taken up to its end: the one with the lowest last
    epoch. What follows comes from the oldest copy that holds the next offset, and so on; copies that lack objects come
-   last. So files once shown stay as they are when a new leader uploads, as in a log directory, and a later run goes
-   on. Offsets that no copy holds are a gap, which the listing's readers find as in any log.
+   last. So the files of a segment do not change when a new leader uploads, as in a log directory, and a later run can
+   continue. Offsets that no copy holds are a gap, which the listing's readers find as in any log.
 4. Where a copy continues another one in its middle, both must hold the same batch before that: the same header, which
    is offset, epoch and checksum, means the same log up to there. Else it cannot be decided.
 

@@ -32,7 +32,8 @@ from tests.reference.log import GZIP, LZ4, Batch, compress
 from tests.reference.producer_state import State
 
 NAMED, EQUAL, TWIN, REPORTED = (
-    "named problems", "equal to the undamaged output", "equal to a slow twin's of the same bytes", "other reports"
+    "reported as problems", "with the output of the undamaged log", "with the output of the reference decoder",
+    "with another report",
 )  # fmt: skip
 VERDICTS: Final = (NAMED, EQUAL, TWIN, REPORTED)
 Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[bytes, bytes | None], ...]]

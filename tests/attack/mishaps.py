@@ -23,7 +23,7 @@ from tests.attack.histories import TEMPORARY, VACUUM, Child, History, Said, chec
 from tests.attack.preload import Order, pattern_of
 
 ON, SAID, KILLED, LIED, MISSED = (
-    "went on and did all", "named errors", "killed", "lies of the disk", "came no more"
+    "completed", "failed with a named error", "killed", "lost to silent disk errors", "without the operation"
 )  # fmt: skip
 VERDICTS: Final = (ON, SAID, KILLED, LIED, MISSED)
 CAME_NO_MORE: Final = "came-no-more"  # file with the names of those cases

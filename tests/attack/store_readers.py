@@ -44,9 +44,9 @@ from tests.builders.sources import read
 from tests.builders.trees import files_of
 
 NOTED, AS_IT_LIES, OTHER, UNKNOWN, LATER = (
-    "equal, and a note", "as it lies, which restore names",
-    "other fields of a manifest with a right checksum", "of a small side file, which restore names",
-    "the generation before one that does not say it was committed goes with the next vacuum",
+    "equal with a note", "copied unchanged and named by restore",
+    "with other fields of a manifest whose checksum is valid", "in a small side file that restore names",
+    "that let the next vacuum delete the generation before one without the file `committed`",
 )  # fmt: skip
 VERDICTS: Final = (NAMED, EQUAL, NOTED, AS_IT_LIES, OTHER, UNKNOWN, LATER)
 SMALL: Final = (".snapshot", "leader-epoch-checkpoint", "partition.metadata")

@@ -1,4 +1,4 @@
-"""Options of the attacks, and the lines about them at the end of a run: one for each group. README.md tells more.
+"""Options of the attacks, and their summary lines at the end of a run, one for each group. README.md has more.
 
 ./spark-submit.sh test -m attack                                    each group's own few cases, as in CI
 ./spark-submit.sh test -m attack --attack-cases 1000 --attack-seed 7
@@ -21,11 +21,13 @@ C = TypeVar("C")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attack")
-    group.addoption("--attack-cases", type=number_of_cases, help="so many cases in each group (default: its own few)")
-    group.addoption("--attack-seed", type=int, default=1, help="decides which cases these are (default: 1)")
-    group.addoption("--attack-case", help="try this case alone, by the name that a failure prints")
-    group.addoption("--attack-known", action="store_true", help="the model fails at what is known to be wrong too")
-    group.addoption("--attack-keep", action="store_true", help="add to the corpus what fuzzing finds")
+    group.addoption(
+        "--attack-cases", type=number_of_cases, help="number of cases in each group (default: few, by group)"
+    )
+    group.addoption("--attack-seed", type=int, default=1, help="seed of the cases (default: 1)")
+    group.addoption("--attack-case", help="run only this case, by the name that a failure prints")
+    group.addoption("--attack-known", action="store_true", help="the model also fails at known defects")
+    group.addoption("--attack-keep", action="store_true", help="add inputs that fuzzing finds to the corpus")
 
 
 def number_of_cases(word: str) -> int:
@@ -102,5 +104,5 @@ def judged(
     tell(request, line)
     said = "".join(f"\n{again(request, case)}\n    {found}" for case, found in tried.failures)
     assert not tried.failures, f"{line}{said}"
-    assert tried.total, "nothing was tried"
+    assert tried.total, "no case ran"
     return tried

@@ -28,8 +28,8 @@ from tests.kafka_lab.jvm import lab
 pytestmark = [pytest.mark.attack, pytest.mark.kafka]
 
 AGREED, REFUSED, NAMED, ABOVE, MORE = (
-    "agreed by Kafka's cleaner", "refused by Kafka", "named problems", "stopped at the high watermark",
-    "that keep more than Kafka and say why",
+    "equal to the result of Kafka's cleaner", "refused by Kafka", "reported as problems",
+    "stopped at the high watermark", "with more records than Kafka keeps and a reason",
 )  # fmt: skip
 VERDICTS = (AGREED, REFUSED, NAMED, ABOVE, MORE)
 KAFKA_SECONDS = 60.0  # for a case: it cleans, and dumps up to six logs

@@ -37,8 +37,8 @@ def test_what_is_not_needed_is_not_missed(request: pytest.FixtureRequest, tmp_pa
         if len(found) == MOST_FAILURES:
             break
     line = (
-        f"deleting what is not needed: {tried:,} sequences, {tally.steps['delete']:,} times, {tally.deleted:,} "
-        f"segments, {tally.generations:,} generations judged: {f'{len(found)} failed' if found else 'nothing missed'}"
+        f"deletion of unneeded segments: {tried:,} sequences, {tally.steps['delete']:,} deletions of "
+        f"{tally.deleted:,} segments, {tally.generations:,} generations checked: {len(found)} failed"
     )
     tell(request, line)
     assert not found, line + "".join(found)

@@ -50,7 +50,7 @@ MOST_SHRUNK = 200  # attempts to make a log that differs smaller
 EQUAL = "equal"
 REFUSED, GONE, UNDECIDED, LOST = (
     "refused by Kafka's cleaner", "cut off below their log start", "with a transaction that may have ended in a gap",
-    "with a lost marker, of which we keep all that Kafka's cleaner keeps, and more",
+    "with a lost marker, where Lastkey keeps all records that Kafka's cleaner keeps, and more",
 )  # fmt: skip
 
 

@@ -255,4 +255,4 @@ def test_faults_in_a_bucket(request: pytest.FixtureRequest, world: World, job: s
             tried.hangs += hung
             tried.crashes += not hung
             tried.failures.append((str(case), str(error)))
-    summary.judged(request, f"faults in a bucket, {job}", tried, of, "requests met one")
+    summary.judged(request, f"faults in a bucket, {job}", tried, of, "faulty requests")

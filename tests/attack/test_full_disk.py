@@ -31,7 +31,7 @@ def test_job(request: pytest.FixtureRequest, on_small_disks: Warm | None, job: s
     name = f"full disk, {job}"
     if on_small_disks is None:
         refused = f"nothing can be mounted here: {own_mounts()[1]}"
-        tell(request, f"{name}: not tried: {refused}")
+        tell(request, f"{name}: skipped: {refused}")
         pytest.skip(refused)
     tried = on_small_disks.attack(request, name, f"full disk/{job}", FEW, "sizes of a disk")
-    assert tried.counts[FULL], "it was never full"
+    assert tried.counts[FULL], "no disk was full"

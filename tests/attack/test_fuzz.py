@@ -121,8 +121,8 @@ def test_fuzz(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: 
     units = [int(n) for n in re.findall(r"stat::number_of_executed_units: *(\d+)", stderr)]
     compiled = ", ".join(f"{n:,} {what}" for what, n in tried.counts.items() if n) or "none"
     line = (
-        f"fuzzing, {len(TARGETS)} targets: {sum(units):,} inputs, of which {len(found):,} reach more than those "
-        f"that are kept; these compiled: {compiled}, "
+        f"fuzzing, {len(TARGETS)} targets: {sum(units):,} inputs, of which {len(found):,} reach more code than the "
+        f"corpus; in compiled kernels: {compiled}, "
         f"{len(failed) + tried.crashes:,} crashes, {tried.hangs:,} hangs, peak {tried.peak_bytes >> 20:,} MiB"
     )
     tell(request, line)

@@ -46,11 +46,11 @@ def test_months_of_commands_lose_nothing(request: pytest.FixtureRequest, tmp_pat
         if len(found) == MOST_FAILURES:
             break
     steps = ", ".join(f"{n:,} {name}" for name, n in tally.steps.most_common())
-    ended = "".join(f"; {n:,} ended at what is known, {name}" for name, n in sorted(tally.known.items()))
+    ended = "".join(f"; {n:,} ended at a known defect, {name}" for name, n in sorted(tally.known.items()))
     line = (
         f"model over time: {tried:,} sequences, {tally.generations:,} generations ({tally.by_yield:,} "
-        f"by yield, {tally.carried:,} carry segments over) of {tally.records:,} records judged: "
-        f"{f'{len(found)} failed' if found else 'nothing lost'}{ended}; {tally.steps.total():,} steps: {steps}"
+        f"by yield, {tally.carried:,} carry segments over) of {tally.records:,} records checked: "
+        f"{len(found)} failed{ended}; {tally.steps.total():,} steps: {steps}"
     )
     tell(request, line)
     assert not found, line + "".join(found)

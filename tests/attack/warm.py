@@ -97,7 +97,7 @@ def _mishaps(history: histories.History, seed: int, case: str | None, n: int, fo
     tried = try_all(todo, work, mishaps.VERDICTS, MEMORY_BYTES, folder)
     names = missed.read_text().splitlines()
     met, of = mishaps.operations(todo[: tried.total], set(names)), mishaps.operations(found)
-    more = f"; {met:,} of {of:,} operations{'; came no more: ' if names else ''}{', '.join(names[:3])}"
+    more = f"; {met:,} of {of:,} operations{'; operation no longer reached: ' if names else ''}{', '.join(names[:3])}"
     return tried, len(found), more
 
 

@@ -137,7 +137,7 @@ def press(chrome: Chrome, *keys: str) -> None:
 
 
 def test_a_click_sorts_by_figures_the_next_one_backwards(chrome, pages):
-    """The judge sorts the values that the cells were made from."""
+    """The test sorts the values from which the cells were rendered."""
     look(chrome, pages["many"], width=1280)
     profiles = many().profiles
     after = {p.name(): p.size_bytes - p.total("bytes_after") for p in profiles if p.compacted}

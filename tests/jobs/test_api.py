@@ -109,7 +109,7 @@ NEEDED = {
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize(("name", "what"), [("topics", "glob"), ("topics_from", "file")])
 def test_a_list_that_narrows_a_run_never_widens_it_when_it_is_empty(job, name, what, asked):
-    """`topics=[]` took every topic: a program that computes its list would have erased from the whole store."""
+    """`topics=[]` selects no topic: a program that computes an empty list must not erase from the whole store."""
     option = f"--{name.replace('_', '-')}"
     said = f"{option}: expected at least one {what}, found none; leave it out to take all"
     for empty in ([], (), set(), iter(())):

@@ -209,7 +209,7 @@ def test_what_is_uncleanable_odd_or_unknown_is_needed(lab, capsys):
     assert main(["archive-needed", str(other), "--store", str(lab.store)]) == USAGE
 
 
-def test_a_run_at_work_leaves_it_open(lab, capsys):
+def test_active_run_leaves_partition_unjudged(lab, capsys):
     night(lab, 4)
     running = lab.store / "state" / "running"
     running.mkdir(exist_ok=True)
@@ -229,8 +229,8 @@ def test_a_gap_that_was_accepted_keeps_what_is_beside_and_above_it(lab, capsys):
     assert asked(lab, capsys, "--set", "gaps=accept")["needed_from"] > int(logs[3].stem)
 
 
-def test_of_a_sealed_log_only_the_anchor_is_left_and_the_archive_as_a_whole_may_go(lab, capsys, tmp_path):
-    """Later runs recognise the log by its last segment, so that it stays. The store replaces it all the same."""
+def test_sealed_archive_needs_only_the_last_segment_of_each_log(lab, capsys, tmp_path):
+    """Later runs identify the log by its last segment, so that segment is needed although the store replaces it."""
     write_partition(lab.archive / "t-0", "||".join(NIGHTS))
     assert lab.run(START_MS + DAY, sealed=True, force=True).archive_needed == []
     answer = archive_answer(lab, capsys)

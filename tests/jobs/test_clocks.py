@@ -36,7 +36,9 @@ _TOML = """
 def test_one_run_with_a_wrong_clock_stops_none_after_it(
     tmp_path: Path, wrong_ms: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A year on, behind 2038, in 1973. Retention takes what is old by that clock; a rollback brings it back."""
+    """Clocks one year ahead, after 2038, and in 1973. Retention removes the records that are old by that clock; a
+    rollback restores them.
+    """
     part = build(tmp_path / "archive")
     (tmp_path / "settings.toml").write_text(_TOML)
     store = str(part.store)

@@ -196,7 +196,7 @@ def test_of_writers_that_race_one_wins(bucket: str) -> None:
     assert {"done", "conflict"} <= set(out.said.values()) <= {"done", "conflict", "unsure"}
 
 
-def test_a_bucket_that_is_not_there(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_bucket(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
     scheme = bucket.partition("://")[0]
     for words in (("verify", f"{scheme}://nobody/a"), ("vacuum", "--store", f"{scheme}://nobody/a")):
         code, line, error = said_by(capsys, *words)
@@ -256,7 +256,7 @@ FAULTS = {
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("server", ENDPOINTS)
 def test_a_server_that_refuses_or_cuts_is_one_line(server, kind, request, capsys) -> None:
-    """obstore and delta-rs say the same of it."""
+    """obstore and delta-rs report the same reason."""
     at = urlsplit(request.getfixturevalue(server))
     scheme, variable = ENDPOINTS[server]
     with s3_proxy(at.port or 0) as proxy, environment({variable: f"{proxy.url}{at.path}"}):
@@ -329,7 +329,7 @@ SILENT = {"reads": re.compile("GET .*[.]log"), "writes": re.compile("(?:PUT|POST
 @pytest.mark.parametrize("when", SILENT)
 @pytest.mark.parametrize("server", ENDPOINTS)
 def test_a_server_that_falls_silent_in_a_run_is_one_line(server, when, request, capsys, monkeypatch) -> None:
-    """It keeps its connections and answers nothing more."""
+    """The server keeps its connections open but no longer answers."""
     at = urlsplit(request.getfixturevalue(server))
     scheme, variable = ENDPOINTS[server]
     monkeypatch.setattr(object_store, "_SENT_SECONDS", 10)

@@ -105,7 +105,7 @@ def _good(folder: Path, name: str) -> Path:
 def test_a_table_whose_commits_cannot_be_read_is_not_taken_for_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """delta-rs says of names that it may not look at that there are none."""
+    """delta-rs treats files that it has no permission to read as missing."""
     writing.commit_wave(open_state(str(tmp_path)), [make_commit(0, 1, run_id(1))])
 
     def nothing(*_: object, **__: object) -> None:
@@ -117,7 +117,7 @@ def test_a_table_whose_commits_cannot_be_read_is_not_taken_for_none(
 
 
 def test_a_vacuum_continues_where_a_file_is_gone_already(tmp_path: Path) -> None:
-    """Another one took it, in a bucket; or a server did, and its answer was lost."""
+    """Another writer used the name, or the server accepted the request and its answer was lost."""
     maker = StoreMaker(tmp_path)
     for generation in (1, 2, 3):
         maker.generation("t", 0, generation, {0: b"a"})
@@ -140,7 +140,7 @@ def _flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_names_of_a_new_store_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a power cut takes the store away after its first run has said that it is done."""
+    """The folders above the store are flushed, so a power cut after the first run cannot remove the store."""
     flushed = _flushed(monkeypatch)
     writing.commit_wave(open_state(str(tmp_path / "new" / "store")), [make_commit(0, 1, run_id(1))])
     assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "store")} <= set(flushed)
@@ -157,7 +157,7 @@ def test_the_names_of_a_restored_folder_are_flushed(tmp_path: Path, monkeypatch:
 def test_a_lookup_answers_of_what_it_can_list(
     part: Partition, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And ends with a problem: the answer may be in the other folder."""
+    """The lookup reports a problem, because the answer may be in the other folder."""
     shutil.copytree(part.root, part.root / "disk")
     shutil.move(part.root / "disk" / "t-0", part.root / "disk" / "t-1")
     with faults(tmp_path, Fault("list", str(part.root / "disk"), error="EACCES", times=None)):
@@ -169,10 +169,10 @@ def test_a_lookup_answers_of_what_it_can_list(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_commit_that_cannot_be_looked_at_is_not_one_that_is_not_there(
+def test_unreadable_commit_is_not_treated_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """delta-rs gives the version before it; a rollback to that one had nothing to do then, and said done."""
+    """delta-rs returns the version before the unreadable commit. A rollback to that version must not report success."""
     state = open_state(str(tmp_path))
     writing.commit_wave(state, [make_commit(0, 1, run_id(1))])
     writing.commit_wave(state, [make_commit(0, 2, run_id(2), run_id(1))])

@@ -189,7 +189,7 @@ def test_indexes_in_place_are_not_replaced_behind_a_link(
 
 
 def test_a_file_that_came_during_the_run_stays(tmp_path: Path) -> None:
-    """A run takes hours: what may be replaced is looked at once more before the new file gets its name."""
+    """A run may take hours, so the file to be replaced is checked again before the new file gets its name."""
     path = tmp_path / "file"
     for kind in (NEW, METRICS):
         path.unlink(missing_ok=True)

@@ -250,7 +250,7 @@ def test_a_missing_bucket_or_folder_is_an_error(tmp_path):
 
 
 def test_hadoops_name_of_s3_is_taken_for_it(tmp_path):
-    """By every job that takes a URI; what the store keeps is s3://, and so is what reports say."""
+    """Every job with a URI accepts it; the store and the reports contain s3://."""
     archive, store = "s3a://logs/archive", "s3a://logs/by-s3a"
     topic = ("--topics", "prices")
     settings = ("--config", "examples/topics.toml", "--now", "1795300000000", *topic)

@@ -76,7 +76,9 @@ def _kept(report) -> list[tuple[int, list[list[int]]]]:
 
 
 def test_two_rollbacks_and_a_vacuum_leave_the_only_copy(story):
-    """Each rollback wrote the same mark; of generation 4's reach nothing was left after the second one."""
+    """Two rollbacks write different marks, so the offsets that generation 4 has read remain recorded after the second
+    one.
+    """
     for number, data, end in ((2, B, 200), (3, C, 300), (4, D, 400)):
         story.generation(number, data, end)
     assert story.roll_back(3).partitions[0].lost == [[300, 399]], "the archive holds nothing"
@@ -113,8 +115,8 @@ def test_what_the_chain_has_read_goes_as_any_old_generation_does(story):
     assert story.there() == [4]
 
 
-def test_what_expired_in_the_chain_holds_nothing_back(story):
-    """Retention took what it had read, and in the same run what it had just found in the archive."""
+def test_expired_segments_keep_no_generation(story):
+    """Retention deleted segments that earlier runs had read, and segments that the same run read from the archive."""
     story.generation(2, B, 300)
     story.roll_back(1)
     story.generation(4, C, 600, start=400, log_start=0)
@@ -124,7 +126,9 @@ def test_what_expired_in_the_chain_holds_nothing_back(story):
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_run_that_died_before_its_commit_never_becomes_current_by_itself(story, ahead):
-    """Its clock was three years ahead. It was taken for the current generation, and vacuum took the real one."""
+    """The clock of a run was three years ahead. Its generation must not count as current, and vacuum must keep the real
+    one.
+    """
     story.generation(2, B, 200)
     story.generation(3, b"", 250 if ahead else 200, start=200, dies=True)
     dead = story.maker.run_folder("t", 0, 3).name.partition("-")[2]
@@ -142,7 +146,7 @@ class Killed(BaseException):
 
 
 def test_a_rebuild_that_is_killed_at_any_step_can_be_made_again(story, monkeypatch):
-    """Before its commit there are no tables that vacuum goes by, after it they are whole."""
+    """Vacuum sees no tables before the commit, and complete tables after it."""
     story.generation(2, B, 200)
     story.generation(3, C, 300, dies=True)
     began, steps, ends = story.store, 0, set()

@@ -89,7 +89,7 @@ def test_the_packages_are_those_that_run_needs_and_no_others():
     assert names <= locked | {"confluent-kafka"}  # of the extra `cluster`, which the tests' environment has
 
 
-def test_a_package_that_is_not_there_or_not_from_pip_is_named(monkeypatch):
+def test_missing_package_or_one_not_from_pip_is_named(monkeypatch):
     monkeypatch.setattr(installation, "requirements", lambda: ["no-such-thing>=1", 'nor-this; extra == "x"'])
     with raises_kind(NO_PACKAGE, match="lastkey needs no-such-thing>=1: expected it in this environment"):
         pack._packages(driver=False)

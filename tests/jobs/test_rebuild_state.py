@@ -198,7 +198,7 @@ def test_a_crash_behind_the_commit_is_undecided_until_a_user_confirms_it(lab: La
 
 
 def test_the_history_continues_where_the_chain_is_cut(lab: Lab) -> None:
-    """Vacuum took generation 2 with its manifest."""
+    """Vacuum deleted generation 2 and its manifest."""
     assert lab.run(lab.now_ms, force=True).exit_code == 0
     shutil.rmtree(lab.folder_of(2))
     _lose(lab)

@@ -84,7 +84,7 @@ def test_vacuum_deletes_file_by_file(proxy):
 
 
 def test_reports_count_what_the_server_saw(proxy):
-    """Beside what delta-rs asks of its own, and the folders that pyarrow leaves where it deletes."""
+    """Requests of delta-rs, and of pyarrow for folders that it leaves after a deletion, are not counted."""
     seen: Counter[str] = Counter()
 
     def decide(method, path):
@@ -117,7 +117,7 @@ def test_reports_count_what_the_server_saw(proxy):
 
 @pytest.mark.spark
 def test_sparks_tasks_count_too(proxy):
-    """In processes of their own; the driver adds what they tell."""
+    """Tasks run in processes of their own; the driver adds their counts."""
     proxy.decide = lambda method, path: None
     for words in (("verify", f"{BUCKET}/archive"), ("verify", str(ROOT / "examples" / "archive"))):
         command = [sys.executable, "-m", "lastkey", *words, "--engine", "spark", "--json"]

@@ -52,8 +52,8 @@ def store(tmp_path):
     return _Store(tmp_path)
 
 
-def test_a_run_that_was_at_work_when_a_rollback_came_is_second(store):
-    """It had planned on generation 2. Its folder has the number of the rollback's, and is no question."""
+def test_run_that_planned_before_a_rollback_conflicts(store):
+    """The run planned on generation 2. Its folder has the number of the rollback's generation but needs no --choose."""
     store.roll_back()
     with pytest.raises(ConflictError):
         store.commit()
@@ -61,8 +61,8 @@ def test_a_run_that_was_at_work_when_a_rollback_came_is_second(store):
     assert open_state(str(store.maker.store)).checkpoints()["t", 0].back_to == 1
 
 
-def test_a_run_that_died_above_a_rollback_is_a_question(store):
-    """It had planned on the rollback, and may have committed."""
+def test_run_that_died_after_a_rollback_needs_a_choice(store):
+    """The run planned on the rollback's generation and may have committed."""
     store.roll_back()
     folder = store.maker.run_folder("t", 0, 3)
     store.maker.generation("t", 0, 4, {0: C}, end=300, dies=True)

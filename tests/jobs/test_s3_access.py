@@ -129,7 +129,7 @@ def test_an_endpoint_that_does_not_answer_is_an_error(port, words, capsys):
     "words", ["verify s3://nobody/a", "vacuum --store s3://nobody/a", "inspect s3://nobody/a/t-0/0.log",
               "verify --store s3://nobody/a", "lookup s3://nobody/a --time latest"],
 )  # fmt: skip
-def test_a_bucket_that_is_not_there(port, words, capsys):
+def test_missing_bucket(port, words, capsys):
     code, line, error = said_by(capsys, *words.split())
     assert (code, error["kind"]) == (2, "MissingBucketError")
     assert re.match("error: s3://nobody at http://127.0.0.1:[0-9]+: there is no such bucket; ", line)
@@ -155,7 +155,7 @@ def test_without_credentials(port, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://host", "http://127.0.0.1:1/path", "http://"])
-def test_an_endpoint_that_is_none(endpoint, capsys):
+def test_invalid_endpoint(endpoint, capsys):
     with environment({**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}):
         code, line, _ = said_by(capsys, *ARCHIVE)
     assert code == 2
@@ -328,7 +328,7 @@ def test_a_commit_is_conditional_whatever_the_environment_says(port):
 
 
 def test_a_damaged_newest_commit_is_reported(port: int) -> None:
-    """A name of a removed file that is another: the old row would stay beside the new one, and decide."""
+    """A commit that removes a file under a wrong name would leave the old row beside the new one."""
     uri = f"{BUCKET}/damaged"
     state = open_state(uri)
     writing.commit_wave(state, [make_commit(i, 1, run_id(1, i)) for i in range(2)])
@@ -371,7 +371,7 @@ def test_writers_race_while_answers_are_lost_and_writers_killed(port):
 
 @pytest.mark.spark
 def test_a_token_that_expires_while_tasks_run(port, tmp_path):
-    """Spark's workers tell the driver as text, and no partition is blamed."""
+    """Spark's workers report the failure as text; no partition is reported as uncleanable."""
     put(ROOT / "examples" / "archive", f"{BUCKET}/example")
     expired = []
 
@@ -425,7 +425,7 @@ def test_a_key_with_an_empty_part_is_refused_in_one_line(port, key, capsys):
     ids=str,
 )  # fmt: skip
 def test_a_commit_that_cannot_be_made(port, fault, kind):
-    """All else can be written, and yet nothing is half done, and the old files stay."""
+    """Everything else is writable, but the job leaves no partial output and keeps the old files."""
     uri = f"{BUCKET}/refused-{fault.status}"
     change(uri, a=1)
     refused = lambda method, path: fault if COMMITS.match(f"{method} {path}") else None  # noqa: E731

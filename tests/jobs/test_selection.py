@@ -42,8 +42,8 @@ def _settings(folder, *globs):
     ],
     ids=lambda words: words[0],
 )
-def test_topics_that_match_nothing_are_a_mistake_in_every_job(archive, tmp_path, capsys, words):
-    """One of several too: what was meant would be left undone without a word."""
+def test_topics_without_a_match_are_an_error_in_every_job(archive, tmp_path, capsys, words):
+    """One wrong glob of several is an error too: its topics would be skipped silently."""
     before = tree(tmp_path)
     places = {"ARCHIVE": str(archive), "STORE": str(tmp_path / "store"), "PAGE": str(tmp_path / "page.html")}
     words = [places.get(word, word) for word in words]
@@ -65,7 +65,7 @@ def test_topics_that_match_nothing_are_a_mistake_in_every_job(archive, tmp_path,
     ids=lambda given: " ".join(map(str, given)) if isinstance(given, list) else "",
 )
 def test_topics_and_the_policy_apply_to_what_is_named_and_not_left_out(archive, tmp_path, capsys, words, topics):
-    """To a topic that is left out neither applies: its own table may say another policy."""
+    """Neither option applies to an excluded topic, whose own table may set another policy."""
     (tmp_path / "list").write_text("clicks\n")
     settings = tmp_path / "settings.toml"
     settings.write_text("".join(f"[topics.{t}]\n'cleanup.policy' = 'delete'\n" for t in {"accounts"} - topics))
@@ -90,7 +90,7 @@ def test_inspect_leaves_out_topics_and_no_file_of_none(archive, capsys):
 
 
 @pytest.mark.parametrize("job", ["compact", "vacuum"])
-def test_a_reset_of_a_topic_that_is_not_there_is_a_mistake(archive, tmp_path, capsys, job):
+def test_reset_of_a_missing_topic_is_an_error(archive, tmp_path, capsys, job):
     store = ["--store", str(tmp_path / "store")]
     compact = ["compact", str(archive), *store, "--topics", "*", "--cleanup-policy", "compact", "--sealed"]
     assert cli.main(compact) == DONE

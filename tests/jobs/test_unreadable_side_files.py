@@ -95,7 +95,9 @@ def test_compact_continues_over_a_damaged_one(
 def test_reindex_puts_nothing_in_its_place(
     part: Partition, tmp_path: Path, name: str, times: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Side files of a compacted log say more than is left in it. A file that the second attempt reads stays too."""
+    """Side files of a compacted log contain more than the remaining log. A file that the second attempt can read is
+    kept too.
+    """
     (part.folder / "leader-epoch-checkpoint").write_text("0\n2\n1 0\n3 2\n")
     before = tree(part.folder)
     with faults(tmp_path, Fault("open", str(part.root / name), error="EIO", times=times)):

@@ -83,7 +83,7 @@ def test_nothing_young_is_touched(three_generations):
     assert "0 files, 0 B deleted" in report.to_text()
 
 
-def test_old_generations_and_dead_runs_go_but_for_files_that_the_current_one_names(three_generations, tables_vacuumed):
+def test_vacuum_keeps_files_named_by_the_current_generation(three_generations, tables_vacuumed):
     maker = three_generations
     folders = [maker.run_folder("t", 0, g) for g in (1, 2, 3)]
     maker.age(WEEK + 1, *folders, maker.dead)
@@ -165,7 +165,7 @@ def test_no_grace_and_a_glob(three_generations, tables_vacuumed):
     assert tables_vacuumed == []  # the tables are everybody's: only without --topics
 
 
-def test_a_store_that_is_none(tmp_path):
+def test_path_without_a_store(tmp_path):
     with pytest.raises(MissingPathError):
         vacuum.run(VacuumOptions(str(tmp_path)), Silent())
 
@@ -267,7 +267,7 @@ def test_a_run_that_has_not_committed_cannot_once_its_folder_was_named(three_gen
 
 
 def test_a_commit_between_the_look_and_the_mark_is_looked_at(three_generations):
-    """The run that seemed to have died commits in between: its files stay."""
+    """A run that seemed dead commits during the vacuum: its files are kept."""
     maker = three_generations
     run = open_state(str(maker.store))
     run.current()
@@ -291,7 +291,7 @@ def test_a_commit_between_the_look_and_the_mark_is_looked_at(three_generations):
 
 
 def test_what_is_old_goes_though_the_table_of_runs_is_lost(three_generations):
-    """The folders say what was committed, and the manifests what it covers."""
+    """The folders show which runs committed, and the manifests which offsets they cover."""
     maker = three_generations
     maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2, 3)), maker.dead)
     shutil.rmtree(maker.store / "state" / "cleaner_runs")
@@ -302,7 +302,7 @@ def test_what_is_old_goes_though_the_table_of_runs_is_lost(three_generations):
 
 @pytest.mark.parametrize("manifests", [True, False])
 def test_a_live_generation_that_is_not_current_keeps_its_segments(maker, manifests):
-    """By the manifest in its folder; where that is damaged, nothing of the partition goes."""
+    """The manifest in the folder decides; if it is damaged, vacuum deletes nothing of the partition."""
     first = maker.generation("t", 0, 1, {0: A, 100: B})
     maker.generation("t", 0, 2, {0: B}, kept=first[1:])
     maker.generation("t", 0, 3, {0: A, 100: A})
@@ -322,7 +322,7 @@ def test_a_live_generation_that_is_not_current_keeps_its_segments(maker, manifes
 
 
 def test_what_the_current_generation_lacks_is_written(maker):
-    """A crash came between its commit and the file."""
+    """The run crashed between its commit and the file `committed`."""
     maker.generation("t", 0, 1, {0: A})
     (maker.run_folder("t", 0, 1) / COMMITTED).unlink()
     _vacuum(maker, dry_run=True)

@@ -26,7 +26,7 @@ def maker(tmp_path):
 
 
 def test_a_generation_that_is_replaced_after_the_listing_stays_for_the_grace(maker):
-    """Listing 10,000 partitions takes a while, and runs commit beside it: no lock keeps them off."""
+    """Listing 10,000 partitions takes time; runs may commit meanwhile, because vacuum takes no lock against them."""
     maker.generation("t", 0, 1, {0: A})
     maker.generation("u", 0, 1, {0: A})
     maker.age(400, maker.run_folder("t", 0, 1), maker.run_folder("u", 0, 1))
@@ -75,7 +75,7 @@ def test_a_folder_that_is_empty_when_it_is_listed_may_be_a_generation_a_moment_l
 
 
 def test_a_run_that_writes_into_the_folder_while_it_goes_does_not_end_the_vacuum(maker):
-    """One vacuum of 200 ended with `Directory not empty`: two drivers and two vacuums, started together."""
+    """A folder that receives files during its deletion must not end the vacuum with `Directory not empty`."""
     maker.generation("t", 0, 1, {0: A})
     maker.generation("t", 0, 2, {0: B})
     folder = maker.run_folder("t", 0, 1)
@@ -106,7 +106,7 @@ def test_a_run_that_writes_into_the_folder_while_it_goes_does_not_end_the_vacuum
 
 
 def test_a_run_s_folder_that_holds_folders_alone_is_left_alone(maker):
-    """As the note says."""
+    """The vacuum does what its note states."""
     maker.generation("t", 0, 1, {0: A})
     inside = maker.run_folder("t", 0, 2) / "somebody's"
     inside.mkdir(parents=True)

@@ -55,8 +55,8 @@ def damage(archive: Path, partition: str) -> str:
     return f"{partition}/{path.name}"
 
 
-def test_the_worst_reason_does_not_hide_behind_another_topic(archive, tmp_path, capsys):
-    """One partition of two is uncleanable, and the archive has other topics: the report named the latter alone."""
+def test_report_names_the_reasons_of_all_topics(archive, tmp_path, capsys):
+    """One of two partitions is uncleanable, and the archive has other topics: the report names both reasons."""
     write_partition(archive / "t-1", "-=1 a=1 || -=2")
     write_partition(archive / "other-0", "a=1")
     settings = tmp_path / "topics.toml"
@@ -269,7 +269,7 @@ def test_a_report_without_settings_says_what_compaction_would_save(archive, tmp_
     assert "if every topic" not in text + page and "if compacted" not in text
 
 
-def test_what_is_about_no_byte_names_none():
+def test_problem_without_position_omits_it():
     from lastkey.udfs.problem import Problem
 
     problem = Problem("null_key", "clicks-0", -1, "a key", "none")

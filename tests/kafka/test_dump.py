@@ -64,7 +64,7 @@ def test_every_file_of_the_golden_cases(mode, tmp_path_factory):
             assert len(mine) == len(theirs)
 
 
-def test_text_that_is_none(tmp_path):
+def test_invalid_text(tmp_path):
     rng = random.Random(7)
     pieces = [b"\xc2", b"\xe0\xa0", b"\xe0\x80", b"\xed\xa0\x80", b"\xf0\x9f\x98", b"\xf0\x9f", b"\xf4\x90", b"\xf5",
               b"\xff", b"\x80", b"a", "é€😀".encode(), b"\xef\xbf\xbd", b"\xf0\x80", b"\xe1", b"\xf8\x88"]  # fmt: skip

@@ -50,7 +50,9 @@ def test_the_last_record_is_where_a_consumer_ends(tmp_path: Path, capsys: pytest
 
 
 def test_a_folder_without_a_topic_id_becomes_stray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As the note says; with the file that it asks for, the broker serves the log (`start_restored` puts it there)."""
+    """The broker behaves as the note states; with the requested file it serves the log (`start_restored` writes the
+    file).
+    """
     told, _ = restore_logs(tmp_path, capsys, {"bare-0": "a=1 b=2"})
     assert "-stray" in told["notes"][0]
     output = tmp_path / "text" / "bare-0"

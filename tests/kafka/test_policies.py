@@ -230,7 +230,7 @@ def test_each_source_gives_the_same_tables(cluster, expected):
 
 
 def test_stores_of_javas_are_made_into_what_the_client_reads(tmp_path, capsys):
-    """The commands that the error names, with passwords; the client takes what they make."""
+    """The commands in the error message create valid files, also with passwords; the client accepts these files."""
     key = ["-alias", "k", "-keyalg", "RSA", "-dname", "CN=lab", "-storetype", "JKS", "-storepass", "secret"]
     store, file = tmp_path / "store.jks", tmp_path / "client"
     tool = java_tool("keytool")

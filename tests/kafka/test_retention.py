@@ -145,7 +145,7 @@ def test_policy_delete(cases: dict[str, Case], name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", case_names())
 def test_below_a_high_watermark(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
-    """All of the log counts for retention.bytes; only what lies below the high watermark goes."""
+    """retention.bytes counts the whole log but removes only segments below the high watermark."""
     case = cases[name]
     for partition in case.partitions:
         folder = case.input(partition)

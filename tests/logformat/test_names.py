@@ -60,7 +60,7 @@ def test_partition_folders_are_known_by_their_names(name, expected):
 
 
 @pytest.mark.parametrize("wrong", [("", 0), ("a b", 0), (".", 0), ("a" * 250, 0), ("a", -1), ("a", 2**31)])
-def test_folders_that_cannot_be(wrong):
+def test_invalid_folder_names(wrong):
     with pytest.raises(ValueError):
         names.partition_folder(*wrong)
     with pytest.raises(ValueError):
@@ -83,7 +83,7 @@ def test_not_a_segment_file(name):
     assert names.parse_segment_file(name) is None
 
 
-def test_segment_files_that_cannot_be():
+def test_invalid_segment_file_names():
     for wrong in ((-1, "log"), (2**63, "log"), (0, "txt"), (0, "log", ".old")):
         with pytest.raises(ValueError):
             segment_file(*wrong)

@@ -94,7 +94,7 @@ def test_the_cron_job_tries_again_where_that_can_help():
 
 
 def test_the_container_holds_all_that_the_package_needs():
-    """It copies what is there: every folder that `lastkey` and Spark's data sources come from."""
+    """The image copies every folder that `lastkey` and Spark's data sources need, and only existing ones."""
     text = (KUBERNETES / "Containerfile").read_text()
     copied = {name for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for name in line.split()[:-1]}
     assert all((ROOT / name).exists() for name in copied)

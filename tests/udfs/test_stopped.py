@@ -356,7 +356,7 @@ def test_a_defect_is_the_partitions_problem(
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_memory_that_is_not_there_is_the_partitions_problem(part: Partition, tmp_path: Path, job: str) -> None:
+def test_missing_memory_is_a_problem_of_the_partition(part: Partition, tmp_path: Path, job: str) -> None:
     with raising(tmp_path, job, MemoryError("Unable to allocate 8.00 EiB")):
         problem = JOBS[job](part)
     assert (problem.kind, problem.found) == ("memory", "Unable to allocate 8.00 EiB")

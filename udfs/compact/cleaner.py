@@ -249,7 +249,7 @@ class Rules:
     keep_null_keys: bool
     producers: LastBatches
     txn_base_offsets: np.ndarray  # int64[m], ascending: bases of transactional and control batches
-    txn_discardable: np.ndarray  # bool[m]: whether each of them may go
+    txn_discardable: np.ndarray  # bool[m]: the batch may be removed
     oldest_ms: int = -1  # drop data records with an earlier timestamp
     keeps_end: bool = True  # keep the last offset of a last batch of magic 0 or 1: no segment behind may tell it
     by_key: bool = True  # False: drop only records before oldest_ms, and those of erased keys

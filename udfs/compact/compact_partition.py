@@ -171,7 +171,7 @@ def _round(plan: PartitionPlan, analysis: Analysis, within: Within, buffer: Chun
 
 
 def _within(first: int, stop: int, run: Run) -> Run:
-    """Return the run as if the records outside a range of keys had none: [first, stop) of the hashes' upper bits."""
+    """Return the run with null keys for records outside a range of keys: [first, stop) of the hashes' upper bits."""
     part = run.spans["key_high"] >> np.uint64(32)
     spans = run.spans.copy()
     spans["null_key"] |= (part < np.uint64(first)) | (part >= np.uint64(stop))

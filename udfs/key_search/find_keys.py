@@ -14,8 +14,8 @@ Files that hold hashes of keys lie beside a generation's logs: key files and fil
   hash.key         the secret of all of them, in the folder of each generation
 
 A hash does not reveal the key, but with the secret a guess can be tested. So a key counts as found if its exact hash is
-there. A filter takes one key in about 1,000 for one that it holds, so it says "may"; and where its log was read to the
-end, the log has the last word.
+there. A filter has one false match in about 1,000 keys, so its matches count as "may"; if its log was read to the end,
+the log decides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every file below a root, whatever it is and however deep it lies; and what there could not be listed."""
+"""Listing of all files below a root, of any kind and depth, and of the folders that could not be listed."""
 
 from __future__ import annotations
 

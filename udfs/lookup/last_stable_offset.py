@@ -30,8 +30,8 @@ def last_stable_offset(
     """Return the last stable offset of a log, by the headers of its batches; nothing is decompressed.
 
     Reading begins at the newest of the `snapshots` (offset, URI of the root, path; rising) that can be read and lies at
-    a segment's base; without one, at the first batch. A snapshot also knows the transactions that began in segments
-    which are gone. log_start_offset: None, or below the first segment: its base.
+    a segment's base; without one, at the first batch. A snapshot also contains transactions that began in deleted
+    segments. log_start_offset: None, or below the first segment: its base.
 
     Rule: that of a broker that has just loaded the log (KAFKA.md, "Offsets of a log"): a producer's transaction begins
     with its first batch that is not below the log start, and is open until its marker is below the high watermark

@@ -1,4 +1,4 @@
-"""The check of a generation: its files against its manifest, and against what it was made of, if that still exists."""
+"""Check of a generation: its files against its manifest, and against its parent, if the parent still exists."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class GenerationPlan:
     erased: int = -1  # records of erased keys that went; -1: the run did not erase
     expired: tuple[Expiry, ...] = ()
     log_start_known: int = 0  # how far DeleteRecords can have gone, by the archive and the generation before
-    parent: tuple[Segment, ...] = ()  # what it was made of, as far as it still exists
+    parent: tuple[Segment, ...] = ()  # segments of the parent that still exist
     parent_log_start_offset: int = 0
     parent_gone: str = ""  # why there is no parent to compare with
     parent_problem: Problem | None = None  # the parent exists, but cannot be listed
@@ -144,7 +144,7 @@ def _check_end(plan: GenerationPlan, findings: Findings) -> None:
 
 
 def _check_retention(plan: GenerationPlan, findings: Findings) -> None:
-    """Check what the run says that retention deleted against its own settings and what it left."""
+    """Check the deletions that the run reports for retention against its settings and the remaining segments."""
     until = {reason: end for reason, _, end, *_ in plan.expired}
     if until.get("log_start", 0) > plan.log_start_known:
         said = f"DeleteRecords to delete offsets below {plan.log_start_known} only, as far as the archive shows"

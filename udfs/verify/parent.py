@@ -1,4 +1,4 @@
-"""A generation compared with what it was made of: nothing lost, nothing changed, nothing added (invariants 1 to 3).
+"""Comparison of a generation with its parent: no record lost, changed or added (invariants 1 to 3).
 
 Both sides are walked once together, in the order of offsets, a run of batches at a time. Each record of the generation
 must be in its parent, unchanged; each record of the parent that is the last committed one of its key must be in the
@@ -31,8 +31,8 @@ class AllowedDrops:
     now_ms: int
     legacy_horizon_ms: int  # tombstones of magic 0, 1 may go where their segment's mtime is not above it
     null_keys_stay: bool
-    gone_until: int = 0  # offset: below it retention took all, by size or log start
-    old_until: int = 0  # offset: below it retention took what is older than ...
+    gone_until: int = 0  # offset: retention removed everything below it, by size or log start
+    old_until: int = 0  # offset: below it retention removed records older than ...
     oldest_ms: int = 0  # ... this
     by: Order = Order()  # which record of a key stays
     exact_until: int = 0  # offset: below it every record older than that went, by retention.exact
@@ -123,7 +123,7 @@ def compare(
 def _check_erased(
     differences: Differences, child: Side, rules: AllowedDrops, secret: tuple[int, int], max_batch_bytes: int, soft: int
 ) -> None:
-    """Check that as many records went as the run says, and all of each key that lost one."""
+    """Check that the number of erased records is the run's, and that no record remains of a key that lost one."""
     hashes = np.concatenate([np.empty((0, 2), np.uint64), *differences.erased])
     if len(hashes) != rules.erased:
         path = child.segments[0].path if child.segments else ""

@@ -1,7 +1,7 @@
 """Filter of a segment's keys: a split block Bloom filter, as Parquet specifies it (BloomFilter.md), over hashes that we
-make. It takes 2 bytes a key, and takes one key in about 1,000 for one that it holds.
+make. It needs 2 bytes a key; about one key in 1,000 is a false match.
 
-A filter says which segments pay for their rewrite, and never which record goes.
+Filters select segments to rewrite; they never decide which record is removed.
 """
 
 from __future__ import annotations

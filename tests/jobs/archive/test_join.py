@@ -149,8 +149,8 @@ def test_later_runs_continue_as_segments_move_to_remote_storage(tmp_path, capsys
     assert run("verify", archive, *QUIET) == 0
 
 
-def test_nothing_may_go_because_the_other_copy_has_it(tmp_path, capsys):
-    """One copy alone is read of segments that lie in both: the other one is not compared."""
+def test_segment_in_both_copies_stays_needed(tmp_path, capsys):
+    """Only one copy of a segment that lies in both places is read; the copies are not compared."""
     archive, store = tmp_path / "archive", tmp_path / "store"
     put_remote(archive, LOG[:5])
     put_local(archive / "broker", LOG[3:])

@@ -183,7 +183,7 @@ def test_the_error_says_both_and_what_they_are(folder):
 
 
 def test_a_folder_of_the_archive_that_is_a_link_to_elsewhere(folder):
-    """disk1 of the archive is a link to a log directory: what lies in that one is in the archive too."""
+    """disk1 of the archive is a link to a log directory; files in that directory belong to the archive too."""
     (folder / "disks" / "one" / "u-0").mkdir(parents=True)
     shutil.copy(EXAMPLE / "users-0" / "00000000000000000000.log", folder / "disks" / "one" / "u-0")
     (folder / "archive" / "disk1").symlink_to(folder / "disks" / "one")

@@ -151,7 +151,7 @@ ALONE = {name: command for name, command in cli.lastkey.commands.items() if name
 
 @pytest.mark.parametrize("name", ALONE)
 def test_any_other_option_that_is_repeated_is_a_mistake(job, capsys, name):
-    """click takes the last one, without a word."""
+    """click would silently use the last value."""
     params = ALONE[name].params
     once = [p.opts[0] for p in params if p.param_type_name == "option" and not p.is_flag and not p.multiple]
     assert "--config" in once or name == "pack"  # which takes no settings
@@ -578,7 +578,7 @@ def test_an_old_java_is_refused(tmp_path):
     assert "Java 8" in done.stderr
 
 
-def test_an_environment_that_is_none_is_exit_code_5(tmp_path):
+def test_missing_environment_is_exit_code_5(tmp_path):
     done = _script("--help", LASTKEY_VENV=str(tmp_path))
     assert done.returncode == errors.ENVIRONMENT
     assert "LASTKEY_VENV" in done.stderr
@@ -640,8 +640,8 @@ def test_words_that_are_no_utf_8_are_a_mistake_and_no_bug(words, capsys):
 @pytest.mark.parametrize(
     "words", [["lookup", "--offset", "5"], ["lookup", "--offset", "5", "--json"], ["inspect"], ["inspect", "--json"]]
 )
-def test_a_stdout_that_takes_no_more_is_said_of_stdout(words):
-    """And of no disk that lies elsewhere and has room; with --json too."""
+def test_full_stdout_is_reported_as_stdout(words):
+    """The error names no other disk that has free space. The same holds with --json."""
     given = [words[0], "examples/archive" + "/orders-0" * (words[0] == "inspect"), *words[1:]]
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(

@@ -312,7 +312,7 @@ def test_a_server_that_does_not_answer_is_waited_for_only_so_long(
     assert len(_noted(capsys.readouterr().err)) == 1
 
 
-def test_a_server_that_is_not_there_is_a_note(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_server_is_a_note(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:  # bound, without a listener
         taken.bind(("127.0.0.1", 0))
         assert place.compact("--notify", f"http://127.0.0.1:{taken.getsockname()[1]}/secret") == DONE

@@ -103,7 +103,7 @@ def test_globs_are_separated_by_commas(given, globs):
     ],
 )
 def test_malformed_globs_are_refused(given, said):
-    """Nothing of it may pass for "every topic"."""
+    """No malformed glob may select every topic."""
     with pytest.raises(UsageError) as error:
         parse_globs("--topics", given)
     assert said in str(error.value)

@@ -164,7 +164,7 @@ def test_names_in_reports_findings_and_errors(on_terminals, number):
     assert told in out + err
 
 
-def test_an_error_of_a_path_that_is_not_there(on_terminals):
+def test_error_for_a_missing_path(on_terminals):
     code, out, err = on_terminals[2]
     assert code == 2
     assert r"no\x1b[5mwhere" in err

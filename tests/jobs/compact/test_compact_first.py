@@ -294,7 +294,7 @@ def test_policy_by_option(cases, now_ms, lab, capsys, tmp_path):
     capsys.readouterr()
 
 
-def test_paths_that_cannot_be(lab, now_ms, cases):
+def test_invalid_paths(lab, now_ms, cases):
     with pytest.raises(UsageError, match="a folder with Kafka log directories"):
         lab.run(now_ms)
     put(only_input(cases["few-keys"]), lab.archive / "a-0")

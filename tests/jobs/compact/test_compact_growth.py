@@ -313,7 +313,7 @@ def test_another_log_is_uncleanable(grown, topic):
     assert second.report.exit_code == 3
 
 
-def test_a_gap_that_the_log_start_covers_is_none(grown):
+def test_offsets_below_the_log_start_are_no_gap(grown):
     lab, first, _, _, second, _ = grown
     result = second.found["h-covered"]
     assert result.status == "cleaned", result.problem
@@ -377,8 +377,10 @@ def test_a_torn_tail_ends_the_log_there(grown):
     assert (problem.kind, problem.found) == ("torn_tail", "25 bytes that are not a whole batch")
 
 
-def test_a_reset_starts_over_what_has_diverged(grown, now_ms):
-    """And nothing else: of a partition whose compacted segments have left the archive it would lose all of them."""
+def test_reset_starts_over_only_diverged_partitions(grown, now_ms):
+    """A reset affects only partitions that have diverged. A partition whose compacted segments have left the archive
+    would lose all of them.
+    """
     lab, first, _, _, second, _ = grown
     histories = lab.state().histories()
     third = _seen(

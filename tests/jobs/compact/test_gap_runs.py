@@ -95,7 +95,7 @@ def test_a_missing_segment_from_run_to_run(lab, case, now_ms):
 
 
 def test_a_gap_behind_the_generation_is_passed_over(lab, case, now_ms):
-    """The generation continues with the next offsets, and loses nothing of its own."""
+    """The generation continues with the next offsets and keeps all of its records."""
     put(only_input(case), lab.archive / "t-0", segments=1)
     first = lab.run(now_ms, sealed=True)
     assert first.exit_code == 0

@@ -79,7 +79,9 @@ def test_verify_asks_for_no_epoch_below_the_log_start(lab: Lab) -> None:
 
 @pytest.mark.parametrize("left", ["0\n2\n9 12\n10 13\n", "0\n1\n10 13\n", "0\n1\n12 99\n", "0\n0\n"])
 def test_epochs_between_the_two_files_come_from_the_batches(lab: Lab, left: str) -> None:
-    """A broker's retention overtook the store: its file begins behind what the last generation knows."""
+    """The broker's retention deleted more than the store has read: its epoch file begins above the offsets of the last
+    generation.
+    """
     more = "{leader=8} f=1 | {leader=9} f=2 || {leader=9} f=3 f=4 || {leader=10} g=1 || {leader=10} h=1"
     for log in write_partition(lab.root / "more" / "t-0", more, base_offset=9).logs:
         shutil.copy(log, lab.archive / "t-0")

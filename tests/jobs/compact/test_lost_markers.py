@@ -80,7 +80,7 @@ def test_nothing_supersedes_it(place: Place) -> None:
 
 
 def test_tombstones_behind_it_stay(place: Place) -> None:
-    """Readers see a=1, because the next marker is a COMMIT: a tombstone that goes would bring it back."""
+    """Readers see a=1, because the next marker is a COMMIT; removing the tombstone would bring a=1 back."""
     place.write(f"{COMMITTED} || a=- b=- | c=1 || c=2 || h=8")
     for days in range(4):
         assert at(place, days)[0] == 0

@@ -56,7 +56,7 @@ def test_a_log_whose_beginning_came_back(place: Place) -> None:
 
 
 def test_a_store_that_holds_the_transaction(place: Place) -> None:
-    """The archive gave up what the store has, and its snapshots are made of the rest."""
+    """The archive no longer has the offsets of the store, and its snapshots cover only the remaining log."""
     place.write(BEGINS)
     assert place.compact("--sealed")[0] == 0
     place.write(LOG)
@@ -131,7 +131,7 @@ def test_verify_names_a_generation_that_was_cleaned_past_it(place: Place, monkey
 
 
 def test_verify_asks_for_no_transaction_below_the_log_start(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The partition's owner deleted its records: of them nothing is left to keep."""
+    """The owner deleted the partition's records, so the generation keeps none of them."""
     place.write(LOG)
     (place.archive.parent / "log-start-offset-checkpoint").write_text("0\n1\nt 0 4\n")
     with monkeypatch.context() as patch:

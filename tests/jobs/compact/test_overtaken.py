@@ -14,7 +14,9 @@ from tests.builders.steps import at_step
 
 
 def test_a_run_whose_plan_is_overtaken_plans_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It worked to its end, and lost its work with exit code 4, with --wait too."""
+    """A run must notice that another run overtook it. Without the check it finishes its work and then loses it with
+    exit code 4, also with --wait.
+    """
     write_partition(tmp_path / "archive" / "t-0", "a=1 || a=2 || b=3")
     words = ["compact", str(tmp_path / "archive"), "--store", str(tmp_path / "store"), "--topics", "t"]
     words += ["--cleanup-policy", "compact", "--json", "--force"]

@@ -17,7 +17,9 @@ _CONFIG = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio"
 def test_files_that_a_vacuum_took_under_a_run_are_a_conflict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two drivers and two vacuums came to this in one round of 86: it was called unreadable, with exit code 3."""
+    """A generation that another run replaces during the read is a conflict (exit code 4), not an unreadable file (exit
+    code 3).
+    """
     config, archive, store = tmp_path / "lastkey.toml", tmp_path / "archive", tmp_path / "store"
     config.write_text(_CONFIG)
     words = ["compact", str(archive), "--store", str(store), "--config", str(config), "--now", str(START_MS + 1000)]

@@ -153,7 +153,7 @@ def test_verify_under_another_story(runs, topic):
 
 
 def test_a_store_of_an_older_version_continues(spark, cases, now_ms, tmp_path):
-    """Its rows say nothing of smallest timestamps."""
+    """Its rows have no smallest timestamps."""
     lab = Lab(spark, tmp_path, settings={"defaults": COMPACT})
     source = only_input(cases["snappy-zipf"])
     put(source, lab.archive / "both-0")
@@ -228,7 +228,7 @@ def test_verify_knows_which_runs_compacted(spark, now_ms, tmp_path, monkeypatch)
 
 
 def test_verify_sees_a_wrong_smallest_timestamp(spark, cases, now_ms, tmp_path, monkeypatch):
-    """By it no later run reads the segment: what is too old in it would stay for ever."""
+    """A wrong smallest timestamp hides the segment from later runs, which then never remove its expired records."""
     lab, oldest = begun(spark, cases, now_ms, tmp_path)
     monkeypatch.setattr(segment_output, "least_timestamp", lambda rows: 2**63 - 1)
     lab.run(now_ms, settings=lazily(now_ms, oldest))

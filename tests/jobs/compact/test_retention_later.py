@@ -61,7 +61,7 @@ def took(report: Any) -> list[tuple[str, int]]:
 
 
 def test_what_was_missing_comes_back_though_it_is_young(lab):
-    """No rule took what lay in an accepted gap: the log start must not move over it, and it is no old news."""
+    """Retention did not delete the offsets of an accepted gap: the log start must not move past the gap."""
     folder = write(lab)
     missing = folder / f"{2:020d}.log"
     data = missing.read_bytes()
@@ -110,7 +110,7 @@ def test_the_command_line_says_compact(lab):
 
 @pytest.mark.parametrize("words", ["delete", "compact,delete"])
 def test_the_brokers_own_retention_beside_ours_is_a_gap(lab, words):
-    """Between two runs the archive loses what the generation uses: said aloud, whether it is past its time or not."""
+    """Between runs the archive loses segments that the generation uses. The report names the loss, expired or not."""
     folder = write(lab)
     settings = policy(words, ms=LIMIT_MS)
     settings["defaults"]["min.cleanable.dirty.ratio"] = 1.0
@@ -171,7 +171,7 @@ def test_leader_epochs_begin_at_the_log_start_in_later_generations_too(lab):
 
 
 def test_verify_trusts_no_log_start_without_a_reason(lab):
-    """Young records that went, as if by DeleteRecords: the archive has no log start checkpoint."""
+    """Records younger than the limit are missing, as after DeleteRecords; the archive has no log start checkpoint."""
     write(lab)
     lab.run(2500 + LIMIT_MS, settings=policy("delete", ms=LIMIT_MS))
     state, archive = lab.state(), listed(str(lab.archive))

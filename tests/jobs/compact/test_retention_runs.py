@@ -132,8 +132,8 @@ def test_verify_and_the_report(runs):
 
 
 @pytest.mark.parametrize("topic", ["plain", "both"])
-def test_verify_sees_what_should_not_have_gone(runs, topic):
-    """The same files under another story: the limit was longer, or larger, than what went says."""
+def test_verify_detects_wrongly_removed_segments(runs, topic):
+    """The same files with other settings: the limit is longer, or larger, than the removed segments imply."""
     state = runs.lab.state()
     history = {run.generation_after: run for run in state.histories()[topic, 0]}
     number = min(n for n, run in history.items() if run.expired)

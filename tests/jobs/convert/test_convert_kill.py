@@ -52,7 +52,7 @@ def test_a_rerun_ends_what_was_killed(archive: Path, tmp_path: Path, request: py
     assert found["kept"] > 0
 
 
-def test_another_conversion_or_a_changed_archive_is_not_gone_on_with(archive: Path, tmp_path: Path) -> None:
+def test_conversion_with_other_options_or_changed_archive_is_refused(archive: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     assert in_child(archive, output, 60) == -1
     before = files_of(output)

@@ -172,7 +172,7 @@ def test_schema_chooses_columns(spark, archive):
         ("", "expected at least one column"),
     ],
 )
-def test_a_schema_that_cannot_be(archive, columns, message):
+def test_invalid_schema(archive, columns, message):
     """Spark reads nulls of a column that may be none as a NullPointerException, and no columns as no rows."""
     from lastkey.jobs.errors import UsageError
 
@@ -253,7 +253,7 @@ ERRORS = [
 @pytest.mark.parametrize(
     ("options", "message"), ERRORS, ids=[next(iter(o)) + "=" + next(iter(o.values())) for o, _ in ERRORS]
 )
-def test_an_option_that_cannot_be(archive, options, message):
+def test_invalid_option(archive, options, message):
     from lastkey.jobs.errors import UsageError
 
     with pytest.raises(UsageError, match=message):
@@ -329,7 +329,7 @@ def test_damage_reaches_the_user(spark, tmp_path):
 
 
 def test_what_sparks_kafka_source_knows_is_taken(archive):
-    """Options that only tell how to talk to brokers mean nothing; those that select mean the same."""
+    """Options for connections to brokers have no effect; options that select records have Spark's meaning."""
     given = {
         "kafka.bootstrap.servers": "localhost:9092", "kafkaConsumer.pollTimeoutMs": "1", "failOnDataLoss": "false",
         "groupIdPrefix": "g", "minPartitions": "1",

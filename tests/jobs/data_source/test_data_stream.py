@@ -199,8 +199,8 @@ def test_what_is_lost_is_reported(tmp_path):
     assert lenient.latestOffset({"t": {"0": 9}}, ReadAllAvailable()) == {"t": {"0": 4}}
 
 
-def test_a_restart_passes_nothing_over(tmp_path):
-    """Its first micro-batch is planned again: what is gone by then would count as read."""
+def test_restart_skips_no_offsets(tmp_path):
+    """The first micro-batch is planned again; offsets that were deleted in between must not count as read."""
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1 | b=2")
     Growing(archive / "t-1", "c=3")
@@ -219,7 +219,7 @@ def test_a_restart_passes_nothing_over(tmp_path):
 
 
 def test_a_new_partition_that_loses_its_begin_before_a_restart(tmp_path):
-    """The checkpoint says where it begins before anything of it is read."""
+    """The checkpoint contains the start offset of a partition before the stream reads any of its records."""
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1")
     stream, start = reader(archive), {"t": {"0": 1}}
@@ -365,7 +365,7 @@ def test_damage_that_hides_the_end(tmp_path):
         stream.latestOffset({"t": {"0": 0}}, ReadAllAvailable())
 
 
-def test_what_a_stream_has_not(tmp_path):
+def test_options_that_streams_refuse(tmp_path):
     Growing(tmp_path / "archive" / "t-0", "a=1")
     with pytest.raises(UsageError, match="endingOffsets: a stream has no end"):
         reader(tmp_path / "archive", endingOffsets='{"t":{"0":1}}')

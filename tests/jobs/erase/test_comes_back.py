@@ -86,7 +86,7 @@ def test_other_jobs_read_and_write_the_store_without_the_key(spark: Any, tmp_pat
 
 
 def test_a_record_written_to_a_new_log_stays_after_a_rollback_to_the_old_one(tmp_path: Path) -> None:
-    """Bounds of both logs are always known, so a second reset takes no more from the new log than the first."""
+    """The store keeps the bounds of both logs, so a second reset removes no more from the new log than the first."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     assert world.erase("ann").exit_code == 0
     world.topic_id = UUID(int=5)
@@ -105,7 +105,9 @@ def test_a_record_written_to_a_new_log_stays_after_a_rollback_to_the_old_one(tmp
 
 
 def test_a_log_loses_a_key_that_was_erased_from_another_one_after_it(tmp_path: Path) -> None:
-    """A generation of a log in which a key was never looked for is refused while another log knows of its erasure."""
+    """A generation of a log that was never searched for a key is refused if an erasure removed that key from another
+    log of the partition.
+    """
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     first, world.topic_id = world.topic_id, UUID(int=5)
     world.write()
@@ -281,7 +283,7 @@ def test_bounds_of_before_a_rollback_to_when_the_topic_id_was_known(tmp_path: Pa
 
 
 def test_a_reset_to_a_log_without_topic_id_when_several_are_known(tmp_path: Path) -> None:
-    """It is unknown whose bounds it has, so it waits for the topic id."""
+    """Its bounds may belong to another log, so the partition waits for the topic id."""
     world = made(tmp_path, "x=1 y=1 z=1", "ann=1 bob=1", "cem=1")
     assert world.erase("ann").exit_code == 0
     first = world.topic_id, tuple(world.segments)
@@ -330,7 +332,7 @@ def test_a_store_in_the_place_of_the_archive(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wait", [False, True])
 def test_an_erasure_while_another_run_is_about_to_commit(tmp_path: Path, wait: bool) -> None:
-    """It erases from what that run committed, or says who is at work and erases nothing."""
+    """The erasure either includes the other run's commit, or reports the active run and erases nothing."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     world.grow("ann=2 bob=2", roll=True)
     world.grow("dan=1", roll=True)
@@ -382,7 +384,7 @@ def test_logs_that_take_turns(tmp_path: Path) -> None:
 
 
 def test_what_is_left_is_nothing(tmp_path: Path) -> None:
-    """A partition of which every key went, and one that compact does not take, with records that have no key."""
+    """A partition whose keys were all erased, and a partition with keyless records that compact does not select."""
     world = made(tmp_path, "ann=1 bob=1 | {pid=1} ann=2", "ann=3 | cem=1")
     write_partition(world.lab.archive / "plain-0", "-=1 ann=1 || {pid=2} -=2 ann=2 | bob=1")
     assert world.erase("ann", "bob", "cem").exit_code == 0
@@ -400,7 +402,9 @@ def test_what_is_left_is_nothing(tmp_path: Path) -> None:
 
 
 def test_tables_that_are_lost_and_made_again(tmp_path: Path) -> None:
-    """The rows of partitions come back with what went; the same command again adds a row of the search."""
+    """rebuild-state restores the partitions' rows with the removed records; repeating the command adds a row for the
+    search.
+    """
     world = made(tmp_path, "ann=1 bob=1", "cem=1 | ann=2")
     world.erase("ann")
     before = erased_from(world.lab.store)

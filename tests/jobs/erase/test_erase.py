@@ -126,7 +126,7 @@ def test_an_erasure_of_a_recompressed_store(tmp_path: Path, recompress: bool) ->
 
 
 def test_a_digest_is_what_openssl_says(tmp_path: Path) -> None:
-    """So a user can tell whether a key is among those erased, with the key alone."""
+    """A user who has the key file can test whether a key was erased."""
     world = made(tmp_path, "ann=1", "b=1")
     world.erase("ann")
     (path,) = (world.lab.store / "erasures").iterdir()
@@ -311,7 +311,7 @@ def test_a_topic_that_was_made_again_is_another_log(tmp_path: Path) -> None:
 
 
 def test_partitions_of_every_kind(tmp_path: Path) -> None:
-    """One that the archive lost; one that compact leaves alone, with a key and without; a new one."""
+    """Partitions: missing in the archive; not selected by compact, with a key and without; new."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     archive = world.lab.archive
     write_partition(archive / "gone-0", "ann=1 bob=1 || cem=1 || ")
@@ -371,7 +371,9 @@ def test_what_only_may_be_a_key_is_distinguished(tmp_path: Path) -> None:
 
 
 def test_below_the_log_start_and_above_the_high_watermark(tmp_path: Path) -> None:
-    """Bytes below the log start go too. What the cluster may still undo is not in the store, and stays new."""
+    """Bytes below the log start are removed too. Records above the high watermark are not in the store and remain
+    unread.
+    """
     world = Erasures(tmp_path)
     world.grow("ann=1 | bob=1", roll=True)
     world.grow("ann=2 | cem=1", roll=True)
@@ -497,7 +499,7 @@ def test_verify_finds_a_record_that_was_spared(spared: Erasures) -> None:
 
 
 def test_verify_counts_what_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record that the run does not say to be erased was lost."""
+    """A removed record that the run does not report as erased is a lost record."""
 
     def miscounted(*args: Any, **options: Any) -> Commit:
         made = make_commit(*args, **options)

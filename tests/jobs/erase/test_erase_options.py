@@ -21,7 +21,7 @@ T = TopicFilter(("t",))
 
 
 def test_the_key_is_read_once(tmp_path: Path) -> None:
-    """So it may be a pipe, as of a program that fetches it."""
+    """The key file is read once, so it may be a pipe from a program that fetches the key."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     with piped(SECRET) as pipe:
         assert world.erase("ann", hmac_key=pipe).exit_code == 0
@@ -58,7 +58,7 @@ def test_the_python_api(tmp_path: Path) -> None:
 
 
 def test_a_key_in_the_store(tmp_path: Path) -> None:
-    """There it would tell everybody what the digests hide."""
+    """A salt in the store would reveal the keys that the digests hide."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     (world.lab.store / "hmac.key").write_bytes(SECRET)
     with pytest.raises(UsageError, match="--hmac-key"):

@@ -154,8 +154,8 @@ def test_lookup_at_a_time_refreshes_the_table_and_reports_its_rows(spark, archiv
 
 
 @pytest.mark.slow
-def test_of_a_log_that_a_broker_holds_nothing_above_the_high_watermark(spark, tmp_path):
-    """It may be gone tomorrow; and `lookup --time` does not show it either."""
+def test_live_log_is_indexed_up_to_the_high_watermark(spark, tmp_path):
+    """An uncommitted record may disappear, and `lookup --time` does not return it either."""
     root, at = tmp_path / "archive", MINUTE_MS * 100
     write_partition(root / "t-0", f"a=1~{at} | b=2~{at + MINUTE_MS} | c=3~{at + 2 * MINUTE_MS}")
     (root / "replication-offset-checkpoint").write_text("0\n1\nt 0 2\n")

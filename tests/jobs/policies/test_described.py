@@ -198,7 +198,7 @@ def test_a_cluster_that_does_not_answer(capsys, monkeypatch):
     assert "127.0.0.1:1: expected a cluster that describes its settings" in said
 
 
-def test_an_address_that_is_none(capsys, monkeypatch):
+def test_invalid_address(capsys, monkeypatch):
     monkeypatch.setattr("lastkey.jobs.policies.live_cluster._SECONDS", 0.2)
     code, _, said = ran(capsys, "--bootstrap-server", ":::")
     assert code in (USAGE, ENVIRONMENT)

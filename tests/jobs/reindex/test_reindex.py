@@ -659,7 +659,7 @@ def test_wrong_usage_is_refused_and_changes_no_file(arguments, said, root, capsy
     assert tree(root) == before
 
 
-def test_an_archive_that_is_not_there(tmp_path, capsys):
+def test_missing_archive(tmp_path, capsys):
     assert cli.main(["reindex", str(tmp_path / "nowhere"), "--check"]) == USAGE
 
 

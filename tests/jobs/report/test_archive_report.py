@@ -238,7 +238,7 @@ def test_the_history_counts_what_retention_left_as_runs_does(tmp_path, capsys):
     assert (read, kept) == (str(partition["records_read"]), str(partition["records_kept"]))
 
 
-def test_a_topic_that_is_not_there_is_reported_with_the_nearest(archive):
+def test_missing_topic_is_reported_with_the_nearest_name(archive):
     with pytest.raises(UsageError, match=r"no topic of .* matches plian; did you mean plain"):
         profile_archive(options(archive, topics=TopicFilter(("plian",))), Silent())
 

@@ -101,7 +101,7 @@ def test_a_forced_run_makes_new_ones(made: Path, tmp_path: Path) -> None:
 
 
 def test_a_forced_run_believes_no_other_whole_snapshot(made: Path, tmp_path: Path) -> None:
-    """One of no producers has a right checksum of its own, and says nothing of the offset that it is of."""
+    """A snapshot without producers has a valid checksum but does not contain its offset."""
     shutil.copytree(made / "store", (root := tmp_path) / "store")
     _run("restore", "--store", str(root / "store"), "--output", str(root / "before"))
     [folder] = (root / "store" / "segments" / "t-0").iterdir()

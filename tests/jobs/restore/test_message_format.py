@@ -102,7 +102,9 @@ def test_what_is_restored_is_that_of_a_store_in_magic_2(archive: Path, cases: di
 def test_the_manifest_says_which_segments_become_magic_2(
     archive: Path, cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that no batch of the others is looked at; an older manifest does not say it, and the headers do."""
+    """The manifest names the segments of magic 3, so batches of other segments are not read. An older manifest lacks
+    this, and the headers are read.
+    """
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
     newer = as_v3(archive, tmp_path / "newer")
     stored(newer, tmp_path, now_ms)
@@ -134,7 +136,7 @@ def test_the_manifest_says_which_segments_become_magic_2(
 
 
 def test_a_batch_that_cannot_be_magic_2_is_no_log_for_a_broker(tmp_path: Path) -> None:
-    """It is named, by restore and by convert, and nothing of its log stays."""
+    """restore and convert name the segment and leave no part of its log in the output."""
     values = [(DAY_MS + i, b"k%d" % i, bytes(300_000)) for i in range(5)]
     logs = {0: log.data_batch(0, [(DAY_MS, b"k", b"v")]).data, 1: log.data_batch(1, values, codec=log.GZIP).data}
     (tmp_path / "archive" / "t-0").mkdir(parents=True)

@@ -171,7 +171,7 @@ def test_a_time_of_which_nothing_is_left_names_the_oldest_that_is(three_days):
 
 
 def test_a_generation_that_is_gone_may_have_been_current(three_days):
-    """It is not known when generation 2 was made, so not whether generation 1 was current after its own time."""
+    """The time of generation 2 is unknown, so it is unknown whether generation 1 was current after its own time."""
     shutil.rmtree(three_days.run_folder("t", 0, 2))
     said = r"generation 2: it or an older one was current at .* expected --generation 1 of .* or --generation 3 of "
     with raises_kind(NO_GENERATION, match=said):
@@ -246,7 +246,7 @@ def test_an_output_that_holds_something_is_refused(two_generations):
         _restore(two_generations, output=str(out / "mine"))
 
 
-def test_a_store_that_is_none(tmp_path):
+def test_path_without_a_store(tmp_path):
     with pytest.raises(MissingPathError, match="a store"):
         restore.run(RestoreOptions(str(tmp_path / "none"), str(tmp_path / "out")), Silent())
 
@@ -379,8 +379,8 @@ def test_an_index_that_is_gone_is_an_error_before_anything_is_written(two_genera
         ("store/segments/prices-0/*/*0.index", MISSING_SIDE_FILE, "--force"),
     ],
 )
-def test_a_lost_file_is_reported_with_what_brings_back_the_rest(lost, kind, helps, tmp_path, capsys):
-    """It named `compact --force` for a `.log` too, which makes the partition uncleanable."""
+def test_lost_file_is_reported_with_the_command_that_helps(lost, kind, helps, tmp_path, capsys):
+    """The hint names `compact --force` only for side files: a damaged `.log` makes the partition uncleanable."""
     archive, store, out = (str(tmp_path / name) for name in ("archive", "store", "out"))
     shutil.copytree(EXAMPLE, archive)
     words = ["compact", archive, "--store", store, "--topics", "prices", "--cleanup-policy", "compact"]

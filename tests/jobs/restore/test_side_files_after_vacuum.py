@@ -25,8 +25,8 @@ SINCE = f" | {{pid=7 txn}} d=1 e=1 | {{pid=7 abort ts={START_MS + 7}}} | e=2 || 
 
 
 def test_three_generations_a_vacuum_and_one_more(spark, tmp_path):
-    """The second copies the rest of a segment, in which a transaction was aborted; the third takes that `.log` over,
-    and vacuum takes the other files of the second.
+    """Generation 2 copies the rest of a segment with an aborted transaction. Generation 3 uses that `.log`, and vacuum
+    deletes the other files of generation 2.
     """
     lab = Lab(spark, tmp_path)
     write_partition(lab.archive / "t-0", BEFORE)

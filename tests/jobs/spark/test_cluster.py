@@ -239,7 +239,7 @@ def _generations(store: Path) -> dict[str, bytes]:
 
 
 def test_compact_by_the_checkout_s_command(place, local):
-    """Executors have the memory and the cores that were asked for, and say what they work on."""
+    """Executors have the requested memory and cores, and their logs name the current task."""
     own = ("--conf", "spark.executor.cores=1", *_ONE)
     options = ("--master", place.master, *place.packed(), *place.logged("log-1"), *own)
     done = place.run("./spark-submit.sh", *options, *_compact(place, place.shared / "store"))

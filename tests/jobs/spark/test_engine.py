@@ -222,10 +222,10 @@ WITH_ENGINE = ("compact", "verify", "reindex", "report", "inspect", "lookup", "l
         pytest.param(job, "spark", marks=[pytest.mark.spark, pytest.mark.slow]) for job in (*WITH_ENGINE, "lookup --at")
     ],
 )
-def test_no_option_of_spark_s_is_ignored_in_silence(
+def test_no_spark_option_is_ignored_silently(
     job: str, asked: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    """Each job on each engine, with a properties file of which threads take the master, and Spark no executors."""
+    """Each job on each engine, with a properties file: threads read its master, and Spark gets no executors."""
     properties = tmp_path / "mine"
     properties.write_text("spark.master local[2]\nspark.executor.memory 3g\nspark.sql.x 1\n")
     store, new = tmp_path / "store", {"NEW": tmp_path / "new", "PAGE": tmp_path / "p.html", "DIR": tmp_path / "dir"}

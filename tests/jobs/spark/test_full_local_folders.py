@@ -83,7 +83,7 @@ def test_the_same_on_a_disk_that_is_really_full(
     """One without room for a folder; and one of three pages."""
     within, refused = own_mounts()
     if refused:
-        tell(request, f"full disk, spark.local.dir: not tried: {refused}")
+        tell(request, f"full disk, spark.local.dir: skipped: {refused}")
         pytest.skip(refused)
     part = build(tmp_path / "archive")
     (tmp_path / "always.toml").write_text(_TOML.format(split="always", engine="spark"))
@@ -101,4 +101,4 @@ def test_the_same_on_a_disk_that_is_really_full(
     assert str(local) in error["message"] or "spark.local.dir" in error["hint"], error
     assert tree(part.root) == before
     assert not open_state(str(part.store)).checkpoints()
-    tell(request, f"full disk, spark.local.dir with {left}: named")
+    tell(request, f"full disk, spark.local.dir with {left}: reported")

@@ -46,7 +46,7 @@ def test_cached_jars_count_only_when_all_are_there_and_whole(tmp_path):
 
 @pytest.mark.spark
 def test_the_resolver_brings_the_files_that_the_class_path_names(spark, tmp_path):
-    """And no others, with its own cache emptied: as on a new machine."""
+    """With an empty cache, as on a new machine, Ivy fetches exactly these files."""
     code = "from lastkey.jobs.spark import session; session.start().stop()"
     options = f"--master local[1] --conf spark.jars.ivy={tmp_path} pyspark-shell"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_SUBMIT_ARGS": options}
@@ -209,7 +209,9 @@ def test_what_the_user_asked_of_spark_and_cannot_be_is_one_line(tmp_path, option
 @pytest.mark.spark
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_ends_while_spark_starts_leaves_no_jvm(tmp_path, number):
-    """It found no folder for its address, and stayed for ever, with the run's stdout open."""
+    """The JVM must end if the folder for its address is missing. It would otherwise run forever and keep the run's
+    stdout open.
+    """
     run = start(tmp_path, ["reindex", str(ROOT / "examples" / "archive"), "--check", "--engine", "spark"])
     wait_until(lambda: "java" in map(_program, descendants(run.process.pid)), "a JVM", seconds=60)
     run.process.send_signal(number)
@@ -251,7 +253,7 @@ def test_our_session_finds_the_data_sources_whatever_python_the_path_has():
 @pytest.mark.slow
 @pytest.mark.spark
 def test_workers_find_lastkey_where_a_script_put_it_on_its_path(tmp_path):
-    """The job ended, and blamed a lack of memory. The script's own environment stays as it was."""
+    """An ended job must not be reported as a lack of memory. The script's environment stays unchanged."""
     script = tmp_path / "script"
     script.write_text(
         f"import os, sys; sys.path.insert(0, {str(ROOT)!r}); import lastkey\n"

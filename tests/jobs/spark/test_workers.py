@@ -86,7 +86,7 @@ def test_an_error_is_raised_where_it_is_waited_for() -> None:
 
 
 def test_an_error_is_raised_while_items_before_it_continue() -> None:
-    """They may take minutes to find the same, as where a server has fallen silent."""
+    """The other tasks may need minutes to fail for the same reason, such as a server that stopped answering."""
     raised = threading.Event()
 
     def work(item: int) -> None:

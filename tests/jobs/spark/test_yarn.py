@@ -279,7 +279,7 @@ def first_offsets(report: str) -> dict[str, list[int]]:
 
 
 def test_a_job_with_nothing_to_do_succeeds_in_cluster_mode(yarn, pack, here):
-    """It would need no session; but YARN takes an end without one for a failure."""
+    """The run needs no session, but YARN counts an end without a session as a failure."""
     none = ("--conf=spark.dynamicAllocation.enabled=true", "--conf=spark.executor.instances=0")
     code, said = submit_to_cluster(yarn, pack, "runs", "--store", here, options=none)
     assert code == 0, said

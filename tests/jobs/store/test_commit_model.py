@@ -676,7 +676,9 @@ def test_the_product_takes_the_steps_of_the_model(tmp_path: Path, monkeypatch: p
 def test_a_commit_where_the_tables_were_lost_counts_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """As in `put`: else its folder would say that it was committed, and rebuild-state would take it unasked."""
+    """As in `put`: the folder of an uncommitted run must not contain `committed`, because rebuild-state would accept it
+    without --choose.
+    """
     writing.commit_wave(open_state(str(tmp_path)), [make_commit(0, 1, run_id(1))])
     state, new = open_state(str(tmp_path)), make_commit(0, 2, run_id(2), run_id(1))
     folder = tmp_path / new.checkpoint.own_folder

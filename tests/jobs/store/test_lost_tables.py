@@ -51,7 +51,9 @@ def test_an_older_generation_of_which_no_segments_are_known_is_not_restored_as_e
 
 
 def test_vacuum_keeps_what_only_a_lost_manifest_could_name(maker):
-    """The folder of generation 2 stays, since it may be the only copy; its first run's .log must stay with it."""
+    """The folder of generation 2 is kept, because it may be the only copy; the `.log` of its first run must be kept
+    too.
+    """
     maker.age(400, *[maker.run_folder("t", 0, g) for g in (1, 2, 3)])
     kept = maker.run_folder("t", 0, 1) / "00000000000000000100.log"
     vacuum.run(VacuumOptions(str(maker.store)), Silent())
@@ -84,7 +86,7 @@ def test_a_run_whose_table_is_taken_away_makes_no_new_one_with_its_new_partition
 
 
 def test_a_run_whose_table_is_taken_away_between_two_waves_makes_no_new_one(tmp_path):
-    """The store was new; the second wave knows of the first."""
+    """The store is new; the second wave reads the state of the first."""
     state = open_state(str(tmp_path))
     writing.commit_wave(state, [make_commit(0, 1, run_id(1))])
     shutil.rmtree(tmp_path / "state")
@@ -214,8 +216,8 @@ def test_vacuum_keeps_a_first_generation_that_covers_what_the_tables_do_not(begu
 
 @pytest.mark.parametrize("cleaned", [None, 1, 2, 4], ids=lambda n: "young" if n is None else f"killed-after-{n}")
 def test_a_run_that_a_rollback_overtook_is_not_brought_back(begun, cleaned):
-    """It had planned when the rollback came, and its folder is complete. cleaned: folders, before the vacuum is killed;
-    None: it is not, and that folder is younger than the grace.
+    """The run planned before the rollback, and its folder is complete. cleaned: number of folders that vacuum deletes
+    before it is killed; None: vacuum is not killed, and that folder is younger than the grace period.
     """
     store = begun / "store"
     shutil.rmtree(store)

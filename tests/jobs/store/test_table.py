@@ -111,7 +111,7 @@ def test_what_a_plan_raises_ends_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("commits", [1, 3])
 def test_every_prefix_of_the_last_commit_is_refused(tmp_path: Path, commits: int) -> None:
-    """It is neither taken for a commit nor for one that was never made: a power cut tears none."""
+    """A torn commit is damage: it is neither valid nor missing, because no power cut can tear a commit."""
     for i in range(commits):
         change(tmp_path, **{f"k{i}": i}, always=i)
     whole = tmp_path / f"state/t/_delta_log/{commits - 1:020}.json"
@@ -129,7 +129,7 @@ def test_every_prefix_of_the_last_commit_is_refused(tmp_path: Path, commits: int
 
 
 def test_a_commit_has_its_name_once_its_bytes_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the name exists before the commit is reported."""
+    """The name is durable before the commit is reported."""
     flushed: list[Path] = []
     named: list[str] = []
     real_link, real_fsync = os.link, os.fsync
@@ -157,7 +157,7 @@ def test_a_commit_has_its_name_once_its_bytes_are_on_the_disk(tmp_path: Path, mo
 @pytest.mark.parametrize("newest", [True, False])
 @pytest.mark.parametrize("kind", ["add", "remove"])
 def test_a_commit_that_names_another_file_is_reported(tmp_path: Path, kind: str, newest: bool) -> None:
-    """Else an old row would stand beside the new one."""
+    """Otherwise the table would contain the old row and the new one."""
     change(tmp_path, a=1)
     change(tmp_path, a=2)
     commit = tmp_path / f"state/t/_delta_log/{1:020}.json"
@@ -242,7 +242,7 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(
 
 
 def test_any_other_byte_in_a_checkpoint_is_reported(tmp_path: Path) -> None:
-    """Parquet has no checksum of its own: a row could be gone, or another file's."""
+    """Parquet has no checksum: rows could be missing, or belong to another file."""
     for i in range(21):
         change(tmp_path, **{f"k{i}": i})
     [path] = (tmp_path / "state/t/_delta_log").glob("*.checkpoint.parquet")

@@ -165,7 +165,7 @@ def test_commits_are_read_back(state):
 
 
 def test_the_same_wave_again_changes_nothing(state):
-    """As where the caller never heard that it was committed."""
+    """As for a caller that did not receive the answer to its commit."""
     wave = [make_commit(0, 1, R1), make_commit(1, 1, R1)]
     writing.commit_wave(state, wave)
     version = state.version()
@@ -447,8 +447,8 @@ def go(process):
 
 @pytest.mark.slow
 def test_two_processes_race_for_a_partition(state, store):
-    """Each commits generation after generation, of a partition of both and of one of its own; each commit has one
-    winner, and none is lost.
+    """Each writer commits several generations of a shared partition and of its own one. Each commit has exactly one
+    winner, and no commit is lost.
     """
     writing.commit_wave(state, [make_commit(p, 1, R1) for p in range(3)])
     code = """
@@ -510,7 +510,7 @@ writing.commit_wave(state, [make_commit(0, 2, run_id(7), run_id(1), segments=7)]
 
 
 def test_the_lock_excludes_other_processes(store):
-    """One vacuum, one refresh of `time_index` at a time; commits take none."""
+    """Vacuum and the refresh of `time_index` take an exclusive lock; commits take no lock."""
     state = open_state(str(store))
     holder = child(store, "with state.lock():\n    print('held', flush=True)\n    sys.stdin.readline()\n")
     with holder:

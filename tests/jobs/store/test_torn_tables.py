@@ -36,7 +36,7 @@ def _tear(folder: Path, size: int = 0) -> None:
 
 @pytest.mark.parametrize("name", ["cleaner_runs", "cleaner_state", "compaction_checkpoints"])
 def test_a_vacuum_deletes_nothing_where_a_commit_is_torn(tmp_path: Path, name: str) -> None:
-    """A commit may be emptied long after it was said to be made; its generation may be the only copy then."""
+    """A commit may be emptied long after it was reported; its generation may then be the only copy."""
     maker = StoreMaker(tmp_path)
     maker.generation("t", 0, 1, {0: b"a"})
     maker.generation("t", 0, 2, {0: b"b"})

@@ -139,7 +139,7 @@ def stored(tmp_path: Path) -> Partition:
 def test_a_damaged_archive_of_a_store_is_a_problem(
     stored: Partition, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing could be compared with it; which was said below "no problem found", with exit code 0."""
+    """A generation that could not be compared must not be reported as "no problem found" with exit code 0."""
     of_store = VerifyOptions(store=str(stored.store), archive_moved=str(stored.root))
     assert run(of_store, Silent()).exit_code == DONE
     flip(stored.log(12), 70)

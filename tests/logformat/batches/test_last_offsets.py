@@ -140,7 +140,7 @@ def test_the_records_of_a_wrapper_at_the_end(tmp_path: Path, magic: int, inner: 
         (0, 5, [-2, 5]),
     ],
 )
-def test_inner_offsets_that_cannot_be(tmp_path: Path, magic: int, offset: int, inner: list[int]) -> None:
+def test_impossible_inner_offsets(tmp_path: Path, magic: int, offset: int, inner: list[int]) -> None:
     path = log_of(tmp_path / "t-0", wrapper(magic, offset, inner), base=0)
     with pytest.raises(LogFormatError) as error:
         open_segment(path).to_arrow(["offset"])

@@ -65,7 +65,7 @@ def test_any_space_separates():
         (b"0\n1\na 1 -9223372036854775809\n", 4), (b"0\n1\na 2147483648 2\n", 4),
     ],
 )  # fmt: skip
-def test_offset_checkpoint_that_is_none(data, position):
+def test_invalid_offset_checkpoint(data, position):
     with pytest.raises(LogFormatError) as caught:
         checkpoints.read_offset_checkpoint(data, "some-checkpoint")
     assert (caught.value.kind, caught.value.path, caught.value.position) == ("side_file", "some-checkpoint", position)
@@ -132,7 +132,7 @@ def test_batches_as_one_after_the_other(epochs, batches):
 
 
 @pytest.mark.parametrize("text", ["", "x", "a6e4EJ2tEdGAtADAT9QwyA=", "a6e4EJ2tEdGAtADAT9Qwy\u0663", "%" * 22])
-def test_an_id_that_is_none(text):
+def test_invalid_id(text):
     """An id that is not ASCII, too: a partition's folder is listed with a note, and stops no job."""
     with pytest.raises(LogFormatError, match="side_file: expected an id of 22 characters"):
         checkpoints.read_partition_metadata(f"version: 0\ntopic_id: {text}".encode(), "p")
@@ -158,7 +158,7 @@ def test_a_real_partition_metadata():
     [b"", b"version: 1\ntopic_id: aglhGg16Qsm0sAO3jj1hzA", b"version: 0\ntopic_id: aglhGg16Qsm0sAO3jj1hz",
      b"version: 0", b"version: 0\ntopic_id: aglhGg16Qsm0sAO3jj1h!A", b"\xff"],
 )  # fmt: skip
-def test_partition_metadata_that_is_none(data):
+def test_invalid_partition_metadata(data):
     with pytest.raises(LogFormatError) as caught:
         checkpoints.read_partition_metadata(data, "p")
     assert caught.value.kind == "side_file"

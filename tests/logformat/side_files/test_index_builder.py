@@ -152,7 +152,7 @@ def test_a_full_index_gets_no_more_entries():
     assert times[12:] == bytes.fromhex("000000000000000800000005")
 
 
-def test_limits_that_cannot_be():
+def test_invalid_limits():
     for wrong in ((-1, 100), (0, 11)):
         with pytest.raises(ValueError):
             IndexBuilder(0, *wrong)

@@ -91,7 +91,7 @@ def test_another_server_of_google_is_asked_without_credentials(monkeypatch):
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
 def test_each_name_of_the_endpoint_of_s3_counts(name, monkeypatch):
-    """object_store reads AWS_ENDPOINT by itself, and nothing else knew of that server: it was asked over TLS alone."""
+    """object_store itself reads AWS_ENDPOINT. The other clients must use the same server, with the same scheme."""
     for each in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, "http://127.0.0.1:9")

@@ -152,7 +152,7 @@ def test_a_side_file_that_is_replaced_behind_the_listing(part: Partition, kind: 
 
 
 @pytest.mark.parametrize(("make", "found"), INSTEAD, ids=[found for _, found in INSTEAD])
-def test_a_log_that_is_none_when_it_is_listed(
+def test_log_that_is_no_regular_file_when_listed(
     part: Partition, make: Callable[[Path], None], found: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(part.root / LOG, make)

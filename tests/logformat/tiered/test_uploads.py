@@ -63,7 +63,7 @@ def test_two_brokers_copies_with_other_borders_are_one_log(tmp_path):
 
 @pytest.mark.parametrize("epochs", [(0, 1), (2, 3)])
 def test_the_newest_leader_decides_where_an_unclean_election_cut_the_log(tmp_path, epochs):
-    """Twice in the same log: the copies of the second election know nothing of the first."""
+    """Two elections in the same log: the copies after the second contain no offsets of the first leader."""
     old, new = epochs
     put_pinterest(tmp_path, "t-0", 1, segment(batches(0, 100)))
     put_pinterest(tmp_path, "t-0", 1, segment(batches(100, 200, old)))

@@ -152,7 +152,7 @@ def test_length_one_too_many(part: Partition) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 13, -1, 48])
-def test_length_that_cannot_be(part: Partition, length: int) -> None:
+def test_impossible_length(part: Partition, length: int) -> None:
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", length))
     problem = expect(part, "length", position)
@@ -377,7 +377,7 @@ def test_zstd_in_magic_1(part: Partition) -> None:
         (2, b"\xff" * 11, "varint"),  # varint of the timestamp
     ],
 )
-def test_record_that_cannot_be(part: Partition, at: int, data: bytes, kind: str) -> None:
+def test_impossible_record(part: Partition, at: int, data: bytes, kind: str) -> None:
     log, position = part.log(INNER), part.positions(INNER)[1]
     edit(log, position + 61 + at, data)
     resign(log, position)

@@ -137,7 +137,7 @@ def test_in_splits(part: Partition, tmp_path: Path, nth: int) -> None:
 
 @pytest.mark.parametrize("nth", [2, 3])
 def test_report(part: Partition, tmp_path: Path, nth: int) -> None:
-    """The second read counts, the third takes a hot key's bytes from their place."""
+    """The second read counts records; the third reads a hot key's bytes at their position."""
     log = log_of(part, 3)
     plan = part.plan()
     with faults(tmp_path, Fault("read", str(log), nth=nth, at=65, flip=(65, 0x01))):

@@ -157,7 +157,7 @@ def test_a_dry_run_foretells_the_size(tmp_path: Path) -> None:
 
 
 def test_rounds_read_the_batches_that_get_another_codec(tmp_path: Path) -> None:
-    """A task in rounds knows of most batches that all their records stay; those of another codec it reads anyway."""
+    """A task in rounds skips batches that keep all records, except batches of another codec."""
     rows = [[(1000, b"%d" % (i + 1000 * n), TEXT % i) for i in range(1000)] for n in range(140)]
     batches = tuple(data_batch(1000 * n, of, codec=GZIP if n % 2 else ZSTD) for n, of in enumerate(rows))
     plan = compressing(plan_for(tmp_path, [Segment(0, batches, 1000)]), "zstd", every=True)

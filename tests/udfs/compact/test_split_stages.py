@@ -59,7 +59,9 @@ def kept(outcome: Outcome) -> list[int]:
 
 
 def test_batches_of_one_fate_are_not_decompressed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All go, all stay, some stay; all stay but with a tombstone, which gets a horizon; a record without key."""
+    """Cases: all records removed; all kept; some kept; all kept with a tombstone that gets a delete horizon; a record
+    without a key.
+    """
     texts = [(b"ab", b"v"), (b"cd", b"v"), (b"ae", b"v"), (b"fg", None), (b"ba", b"v")]
     records = [[(1000, bytes([c]), value) for c in keys] for keys, value in texts]
     batches = [data_batch(2 * i, two, codec=ZSTD) for i, two in enumerate(records)]

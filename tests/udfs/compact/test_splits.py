@@ -148,7 +148,7 @@ def test_one_batch_of_more_records_than_the_table_holds_keys(tmp_path: Path, cod
 
 
 def test_an_empty_group_gives_its_base_to_the_next_one_both_ways(tmp_path: Path) -> None:
-    """Nothing of the first two segments survives; the others take the base of the first."""
+    """No record of the first two segments survives; the next segment gets the base offset of the first."""
     values = [[(5, b"a", b"1")], [(6, b"a", b"2")], [(7, b"a", b"3"), (8, b"b", b"4")], [(9, b"c", b"5")]]
     offsets = itertools.accumulate([1, 1, 2], initial=10)
     segments = [Segment(o, (data_batch(o, v),), 100 + o) for o, v in zip(offsets, values, strict=True)]

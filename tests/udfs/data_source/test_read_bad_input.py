@@ -161,7 +161,7 @@ def test_length_one_too_many(part):
 
 
 @pytest.mark.parametrize("length", [0, 13, -1, 48])
-def test_length_that_cannot_be(part, length):
+def test_impossible_length(part, length):
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", length))
     expect(part, "length", position, SECOND)
@@ -224,7 +224,7 @@ def test_unknown_codec_and_magic(part, at, value, kind):
 
 
 @pytest.mark.parametrize(("data", "kind"), [(b"\xff" * 6, "varint"), (b"\x02", "record"), (b"\xfe\xff\x7f", "record")])
-def test_record_that_cannot_be(part, data, kind):
+def test_impossible_record(part, data, kind):
     log, position = part.log(INNER), part.positions(INNER)[1]
     edit(log, position + 61, data)
     resign(log, position)
@@ -299,7 +299,7 @@ def test_committed_data_on_both_sides_of_damage(tmp_path, in_last):
 )
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_bad_bit_in_a_marker_makes_no_aborted_data_visible(tmp_path, at, bit, name, ahead):
-    """Also where the marker itself lies behind what is asked for."""
+    """The marker may also lie above the requested offsets."""
     text = "{pid=1 txn} a=1 | x=2 | {pid=1 abort} | {pid=1 txn} b=3 | {pid=1 commit} || y=4"
     files = write_partition(tmp_path / "archive" / "t-0", text)
     marker = read("kafka_log_batches", tmp_path / "archive", columns="position").to_pylist()[2]["position"]

@@ -178,7 +178,7 @@ def test_behind_the_last_segment(part: Partition, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_the_same_as_verify_and_compact(tmp_path: Path) -> None:
-    """Segments that are gone, a cleaner's work in others, its checkpoint: all together."""
+    """Missing segments, segments that a cleaner rewrote, and its checkpoint together."""
     seen = set()
     cases = itertools.product(((), (INNER,), (2 * INNER,)), (None, 0, 2 * INNER, ACTIVE), (0, INNER + RECORDS, ACTIVE))
     for number, (gone, thinned, cleaned) in enumerate(cases):

@@ -252,7 +252,7 @@ def test_what_cannot_be_read_as_the_newer_version_says_why():
         assert problem in read_avro(values, target, writers={1: record(("id", "int"))})[1][0].as_py()
 
 
-def test_branches_symbols_and_decimals_that_cannot_be():
+def test_invalid_branches_symbols_and_decimals():
     union = record(("a", ["null", "int"]), ("b", ["string", LETTERS]))
     good, values = b"\2\2\2\2", [b"\1\2\2\2", b"\3\2\2", b"\x7f\2\2", b"\4\2\2\2", b"\2\2\1\2", b"\2\2\4"]
     column, reasons = read_avro(pa.array([good, *values]), union)
@@ -349,6 +349,6 @@ def test_a_schema_a_row():
     ],
     ids=range(11),
 )
-def test_schemas_that_cannot_be(schema, problem):
+def test_invalid_schemas(schema, problem):
     with pytest.raises(AvroSchemaError, match=problem):
         avro_schema(schema)

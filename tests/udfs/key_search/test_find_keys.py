@@ -183,7 +183,7 @@ def damaged(draw: random.Random, data: bytes) -> bytes:
 @pytest.mark.slow
 @pytest.mark.long
 def test_no_damage_makes_a_key_seem_gone(tmp_path):
-    """Each batch whose bytes are still whole is read, or lies in a stretch that is named."""
+    """Each intact batch is read or lies in a reported byte range."""
     batches, draw = [b for b in drawn_batches(11, 25) if LONG not in {r.key for r in b.records}], random.Random(3)
     whole, path = b"".join(b.data for b in batches), tmp_path / segment_file(0, "log")
     keys, n_read = [key for key in KEYS if key != LONG], 0

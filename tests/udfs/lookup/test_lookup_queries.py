@@ -107,7 +107,7 @@ def test_a_bad_log_is_a_status(tmp_path):
 
 
 def test_a_transaction_that_began_in_a_segment_that_is_gone_is_still_open(tmp_path):
-    """One rule with the data source: the snapshot at the first segment knows of it."""
+    """Same rule as the data source: the snapshot at the first segment shows the open transaction."""
     folder = write_partition(
         tmp_path / "t-0", "a=1 | b=2 | {pid=1 txn} c=3 || {pid=2 txn} d=4 | {pid=2 commit} || e=5"
     ).folder

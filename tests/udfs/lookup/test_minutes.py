@@ -83,7 +83,7 @@ def test_minutes_at_random_in_a_table_that_grows(tmp_path, monkeypatch, header):
     assert len(rows) > 40
 
 
-def test_a_time_that_is_none(tmp_path):
+def test_impossible_timestamp_has_no_minute(tmp_path):
     rows = rows_of(write_segment(tmp_path, f"a=1~{2**62} b=2~60000"))
     assert [(row["minute"] is None, row["first_offset"]) for row in rows] == [(False, 1), (True, 0)]
 

@@ -87,7 +87,7 @@ def test_a_single_drawn_batch_says_nothing_about_the_others(tmp_path: Path, monk
 
 
 def test_a_single_large_batch_is_always_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One batch, a third of the log, compresses to nothing: missed or drawn by chance, it would spoil the ratio."""
+    """One batch, a third of the log, compresses to almost nothing; if a sample missed it, the ratio would be wrong."""
     of = batches(600)
     end = of[-1].last_offset + 1
     plan = planned(tmp_path, [*of, data_batch(end, [(1000, b"large", bytes(200_000))])])

@@ -175,7 +175,7 @@ def test_epochs_of_ours_that_the_archive_contradicts(
 def test_epochs_that_the_archive_has_too_are_no_problem(
     cases: dict[str, Case], tmp_path: Path, epochs: tuple[tuple[int, int], ...]
 ) -> None:
-    """Whatever the batches say: nothing was lost on the way."""
+    """Regardless of the batches, no record was lost."""
     case = cases["none-tomb"]
     root = tmp_path / "archive"
     shutil.copytree(case.folder / "input", root)
@@ -384,7 +384,7 @@ def _moved(b: Batch, offset: int) -> list[Batch]:
     return [replace(b, base_offset=offset, last_offset=offset, records=records).encoded()]
 
 
-def test_aborted_records_may_go(tmp_path: Path) -> None:
+def test_aborted_records_may_be_removed(tmp_path: Path) -> None:
     before = transaction(0)
     assert not difference(tmp_path, before, [before[0], before[2]]).problems
 
@@ -396,7 +396,7 @@ def test_committed_records_may_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [0, 1])
 def test_a_marker_may_not_go_before_its_records(tmp_path: Path, kind: int) -> None:
-    """Aborted records would come to life, committed ones would never be seen."""
+    """Readers would return aborted records or miss committed ones."""
     before = transaction(kind)
     found = difference(tmp_path, before, before[:2])
     assert [(p.base_offset, "decided" in p.found) for p in found.problems] == [(1, True)]

@@ -217,7 +217,7 @@ def test_an_index_behind_the_last_segment(part: Partition) -> None:
 
 
 def test_the_first_segment_with_all_its_files(part: Partition) -> None:
-    """The first leader epoch tells where the log began; a broker that gives the beginning up moves it up."""
+    """The first leader epoch states where the log began; a broker that deletes the beginning moves this offset up."""
     remove(part, 0)
     expect_gap(part, "leader-epoch-checkpoint")
     (part.folder / "leader-epoch-checkpoint").write_text(f"0\n1\n3 {INNER}\n")
@@ -345,7 +345,7 @@ def test_nothing_but_indexes(part: Partition) -> None:
 
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
 def test_a_log_cut_at_a_batch_border_below_the_checkpoint(part: Partition, kind: str) -> None:
-    """Only its offset index knows. (A time index ends with the last batch of the segment.)"""
+    """Only its offset index shows the loss. (A time index ends with the last batch of the segment.)"""
     data = part.log(INNER).read_bytes()
     part.log(INNER).write_bytes(data[: borders(data)[0]])
     remove(part, INNER, "index" if kind == "timeindex" else "timeindex")
@@ -457,7 +457,7 @@ def test_a_lost_file_of_single_records(tmp_path: Path, text: str) -> None:
 
 
 def test_a_cleaner_at_a_border_leaves_the_bytes_of_a_lost_file(tmp_path: Path) -> None:
-    """So nothing in the log decides, not even sequences: those of producer 1 continue over the hole."""
+    """The log gives no evidence, because the sequences of producer 1 continue across the hole."""
     write_partition(tmp_path / "lost", LOST_FILES["another producer's"])
     write_partition(tmp_path / "cleaned", "{pid=1} a=1 || {pid=1} b=5 | {pid=1} c=6 || g=7 || h=8", bases={1: 5})
     left = {name: {p.name: p.read_bytes() for p in files_in(tmp_path / name)} for name in ("lost", "cleaned")}

@@ -134,7 +134,7 @@ def test_one_wrong_field_decides_nothing_and_is_reported(
     ],
 )
 def test_in_a_log_without_holes_an_entry_is_as_replayed(root: Path, row: int, name: str, value: int, said: str) -> None:
-    """The difference would do no harm; but nothing of the log is gone, so nothing explains it."""
+    """The difference is harmless, but the log is complete, so the difference has no explanation."""
     change(root, row, name, value)
     assert compacted(root)[1] == SURVIVE
     assert [(position, expected) for position, expected, _ in verified(root)] == [(row * SIZE, said)]
@@ -167,7 +167,9 @@ def test_readers_do_not_look_at_it(root: Path, row: int, name: str, value: int, 
 
 
 def test_an_entry_may_begin_before_what_a_cleaning_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Offset 3 is gone: the archived entry knows more, decides nothing, and stays as it is in the new index."""
+    """Offset 3 is missing. The archived entry has an earlier first offset, does not decide the transaction, and is
+    copied unchanged to the new index.
+    """
     root = tmp_path / "archive"
     text = (
         "{pid=1 txn} a=1 | {pid=1 commit} | {pid=1 txn base=4} c=3 | {pid=2 txn} e=5 | {pid=1 abort} | {pid=2 commit}"
