@@ -26,7 +26,7 @@ from lastkey.jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
 from lastkey.jobs.spark.engine import chosen_engine, each, local_cores
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat import names
-from lastkey.logformat.dump.files import DumpFile, DumpOptions, asked_for, dump_files, list_files
+from lastkey.logformat.dump.files import DumpFile, DumpOptions, dump_files, list_files, select_files
 from lastkey.logformat.dump.findings import DumpFindings
 from lastkey.logformat.dump.log import LogOptions, RecordLimits
 from lastkey.udfs.dump_files import (
@@ -96,7 +96,7 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
         check_empty(open_root(report.output))
     ignored: list[str] = []
     listed = _listed(options, ignored)
-    files, gaps = asked_for(listed, spec), _gaps(listed, options, spec)
+    files, gaps = select_files(listed, spec), _gaps(listed, options, spec)
     report.messages = unseen = [f"Ignoring {what}\n" for what in ignored] + [f"problem: {gap}\n" for gap in gaps]
     if report.output is not None:
         _into_files(files, spec, options, report, progress)

@@ -27,7 +27,7 @@ from lastkey.jobs.errors import UNDECIDED, MissingPathError, UsageError
 from lastkey.jobs.store import manifests, writing
 from lastkey.jobs.store.erasures import check_nothing_comes_back, merged, parse_bounds, to_text
 from lastkey.jobs.store.folders import RunFolder, run_folders
-from lastkey.jobs.store.generations import going_back
+from lastkey.jobs.store.generations import make_rollback
 from lastkey.jobs.store.paths import (
     CHECKPOINTS,
     COMMITTED,
@@ -132,7 +132,7 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
             commits |= {commit.folder: commit for commit in report.decided}
             step("manifests written")
             writing.rebuild(state, report.decided, commits.values())
-            manifests.say_committed(store, [commit.folder for commit in report.decided])
+            manifests.write_committed_files(store, [commit.folder for commit in report.decided])
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
@@ -243,4 +243,4 @@ def _chosen(candidates: Sequence[_Candidate], run_id: str, new_run_id: str, *, h
     if is_highest and numbers.count(numbers[0]) == 1 and erased == to_text(parse_bounds(chosen.checkpoint)):
         return chosen
     parent = run_id if is_highest else candidates[0].folder.run_id
-    return going_back(chosen, numbers[0] + 1, new_run_id, parent, time.time_ns() // 1_000_000, erased)
+    return make_rollback(chosen, numbers[0] + 1, new_run_id, parent, time.time_ns() // 1_000_000, erased)

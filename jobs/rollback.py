@@ -29,7 +29,7 @@ from lastkey.jobs.recorded import recorded
 from lastkey.jobs.store import manifests, writing
 from lastkey.jobs.store.coverage import Ranges, covered, shown, without
 from lastkey.jobs.store.erasures import check_nothing_comes_back
-from lastkey.jobs.store.generations import going_back, list_generations, nobody_has, open_store
+from lastkey.jobs.store.generations import list_generations, make_rollback, nobody_has, open_store
 from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.topics import Key, select_topics
 from lastkey.logformat import names
@@ -108,7 +108,7 @@ def _run(options: RollbackOptions, progress: Progress) -> RollbackReport:
                 old = _target(store, row, options.generation)
             if old.run.generation_after != (row.back_to or row.generation):
                 check_nothing_comes_back(old.checkpoint, row)
-                commits.append(going_back(old, row.generation + 1, run_id, row.run_id, now_ms, row.erased))
+                commits.append(make_rollback(old, row.generation + 1, run_id, row.run_id, now_ms, row.erased))
             progress.advance()
         for key in sorted(current.keys() - {commit.key for commit in commits}):
             report.notes.append(f"{names.partition_folder(*key)}: left at generation {current[key].generation}")

@@ -33,7 +33,7 @@ from lastkey.jobs.command.reporting import (
     moment,
     partition_name,
     size,
-    tells_io,
+    with_io_counts,
 )
 from lastkey.jobs.command.store_options import VacuumOptions
 from lastkey.jobs.errors import UsageError
@@ -45,7 +45,7 @@ from lastkey.jobs.store.folders import Run, RunFolder, run_folders
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.keep import kept_by
 from lastkey.jobs.store.leases import list_leases
-from lastkey.jobs.store.manifests import read_manifests, say_committed
+from lastkey.jobs.store.manifests import read_manifests, write_committed_files
 from lastkey.jobs.store.paths import AUDIT_KEY, COMMITTED, MANIFEST, is_audit_table, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.store.tables import State
@@ -153,7 +153,7 @@ class VacuumReport(JobReport):
             yield f"{'would be deleted' if self.dry_run else 'deleted'}: {', '.join(self.audits)}"
 
 
-@tells_io
+@with_io_counts
 def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     """Delete, or with `dry_run` list, the files that no live generation needs."""
     return recorded("vacuum", options.store, lambda: _run(options, progress), dry_run=options.dry_run)
@@ -284,7 +284,7 @@ def _kept(
     current = state.checkpoints()
     decided = {(key, row.generation, row.run_id): row for key, row in current.items()}
     if not options.dry_run:  # write missing files `committed` before the table can be lost
-        say_committed(state.root, [f.path for f in folders if f.run in decided and COMMITTED not in f.names])
+        write_committed_files(state.root, [f.path for f in folders if f.run in decided and COMMITTED not in f.names])
     committed = sorted((f for f in folders if f.run in decided or COMMITTED in f.names), key=lambda folder: folder.run)
     above = {f.run for f in committed if f.key in current and f.generation > current[f.key].generation}
     committed_commits = read_manifests(state.root, [f.path for f in committed if MANIFEST in f.names])

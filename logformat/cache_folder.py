@@ -90,7 +90,7 @@ def refuse_if_unsafe(named: str) -> None:
 
 
 @functools.cache
-def say_nowhere(why: str) -> None:
+def note_missing_cache(why: str) -> None:
     """Warn, once for each reason, that no compiled kernel is kept."""
     message = (
         "no place for compiled kernels, so each process compiles them again: %s; set NUMBA_CACHE_DIR to your own folder"

@@ -82,7 +82,7 @@ class _Locator(_caching.UserProvidedCacheLocator):  # type: ignore[misc]
                 locator._cache_path = str(path)
                 return locator
             why.append(f"{folder}: cannot be written")
-        cache_folder.say_nowhere(", ".join(why) or "there is no folder for them")
+        cache_folder.note_missing_cache(", ".join(why) or "there is no folder for them")
         return None
 
 
@@ -93,7 +93,7 @@ class _Implementation(_caching.CompileResultCacheImpl):  # type: ignore[misc]
 _compiled_here: list[str] = []  # the first kernel, once it was named
 
 
-def _say_that_it_compiles(kernel: str) -> None:
+def _note_compilation(kernel: str) -> None:
     """Log once in a process that kernels are compiled, because nothing else happens for a while."""
     if not _compiled_here:
         said = "compiling kernels, %s first: once for this installation, up to two minutes"
@@ -111,7 +111,7 @@ class _Cache(_caching.FunctionCache):  # type: ignore[misc]
         with self._guard_against_spurious_io_errors():
             overload = self._load_overload(sig, target_context)
         if overload is None:
-            _say_that_it_compiles(self._py_func.__qualname__)
+            _note_compilation(self._py_func.__qualname__)
         return overload
 
     def save_overload(self, sig: Any, data: Any) -> None:

@@ -178,13 +178,13 @@ def _begun(task: ReplayTask, done: Replayed, writer: _Writer) -> int | None:
     """
     if done.problem is not None:
         return None
-    first = first_to_read(task.source, _asked(task, None))
+    first = first_to_read(task.source, _read_range(task, None))
     writer.begin(first)
     writer.commit()
     return first
 
 
-def _asked(task: ReplayTask, start: int | None) -> Range:
+def _read_range(task: ReplayTask, start: int | None) -> Range:
     begin = EARLIEST if start is None else Bound("offset", start)
     wanted = Wanted(committed=task.committed)
     return Range(begin, wanted=wanted, accept_gaps=task.accept_gaps, fail_on_data_loss=not task.accept_gaps)
@@ -199,7 +199,7 @@ def _committed(kafka: Any, consumer: Any, place: Any) -> Any:
 
 def _batches(task: ReplayTask, start: int) -> Iterator[Any]:
     """Yield Arrow batches of the records from an offset on."""
-    asked = _asked(task, start)
+    asked = _read_range(task, start)
     spec = ReadSpec(select(RECORDS, _COLUMNS), asked.wanted, max_rows=_BATCH_ROWS)
     return read_records(spec, find_pieces(task.source, asked))
 

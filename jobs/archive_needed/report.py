@@ -76,7 +76,7 @@ class ArchiveNeededReport(JobReport):
                 "from_offset": lambda a: a.needed[0].base_offset if a.needed else "",
                 "because": lambda a: "; ".join(dict.fromkeys(map(str, a.deciding))),
             },
-            tells=lambda a: a.problem is not None or not a.not_needed,
+            needs_attention=lambda a: a.problem is not None or not a.not_needed,
         ),
     )
 

@@ -182,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
 def _main(arguments: Sequence[str]) -> int:
     ending = Ending()
     code = _run_command(arguments, ending)
-    for note in ending.tell(code):
+    for note in ending.report_end(code):
         with suppress(OSError):  # stderr may be closed
             _say(f"note: {note}\n", sys.stderr)
     return code

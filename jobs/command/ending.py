@@ -52,7 +52,7 @@ class Ending:
             check_file("--metrics-file", str(Path(path).absolute()), METRICS, archives, [given.get("store")])
             self.metrics_file = path
 
-    def tell(self, exit_code: int) -> list[str]:
+    def report_end(self, exit_code: int) -> list[str]:
         """Notify all receivers; return a note for each failure."""
         notes: list[str] = []
         if self.context is not None and (self.metrics_file or self.notify):

@@ -180,7 +180,7 @@ class Lines:
         self._clock = clock
         self._phase, self._total, self._unit, self._done, self._what = "", 0, "", 0, ""
         self._began = self._reported = clock()
-        self._ticks = _Ticks(LINE_SECONDS / 12, self._tell)
+        self._ticks = _Ticks(LINE_SECONDS / 12, self._report_progress)
 
     def start(self, phase: str, total: int, unit: str = "partition") -> None:
         """Begin a phase; its first line comes after a minute."""
@@ -191,7 +191,7 @@ class Lines:
     def advance(self, n: int = 1) -> None:
         """Count `n` more units as done, and write a line if a minute has passed."""
         self._done += n
-        self._tell()
+        self._report_progress()
 
     def doing(self, what: str) -> None:
         """Name the work for the next line."""
@@ -201,7 +201,7 @@ class Lines:
         """End the lines."""
         self._ticks.end()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         now = self._clock()
         if now - self._reported >= LINE_SECONDS:
             self._reported = now

@@ -68,7 +68,7 @@ class TextTable:
     computed: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
     title: str = ""
     total: str = ""  # noun of the last row, which sums up all others if there are several
-    tells: Callable[[Any], bool] = lambda row: True  # whether a row is shown where there are many
+    needs_attention: Callable[[Any], bool] = lambda row: True  # whether a row is shown where there are many
 
     def headers(self) -> tuple[str, ...]:
         """Return the header of each column."""
@@ -110,7 +110,7 @@ class JobReport:
     seconds: dict[str, float] = field(default_factory=Phases)
     work: Work | None = None  # None: there was nothing to do, or the job needs neither threads nor Spark
     show_all: bool = False  # --all: also table rows that need no attention
-    io: dict[str, Any] = field(default_factory=dict)  # of jobs that `tells_io`
+    io: dict[str, Any] = field(default_factory=dict)  # of jobs that `with_io_counts`
 
     @property
     def problems(self) -> list[Any]:
@@ -198,7 +198,7 @@ class JobReport:
 
     def _table(self, of: TextTable) -> Iterator[str]:
         rows = list(_reach(self, of.rows) or ())
-        shown = rows if self.show_all or len(rows) <= MOST_ROWS else [row for row in rows if of.tells(row)]
+        shown = rows if self.show_all or len(rows) <= MOST_ROWS else [row for row in rows if of.needs_attention(row)]
         if shown:
             sums = [of.sums(rows)] if of.total and len(rows) > 1 else []
             yield from filter(None, [of.title])
@@ -295,7 +295,7 @@ def _wrapped(line: str, width: int, indent: str = "  ") -> str:
 J = TypeVar("J", bound=JobReport)
 
 
-def tells_io(run: Callable[[Any, Any], J]) -> Callable[[Any, Any], J]:
+def with_io_counts(run: Callable[[Any, Any], J]) -> Callable[[Any, Any], J]:
     """Return a job's `run(options, progress)` whose report states the bytes and requests of all tasks."""
 
     @wraps(run)

@@ -1,7 +1,7 @@
 """Early and orderly end of a run: finished work is kept, the rest is removed.
 
 The first Ctrl-C or SIGTERM asks for the end. The second one ends the run at once, as the first does outside of
-`stoppable`; after that no signal is caught any more. Other code that wants an early end calls `Stop.ask`.
+`stoppable`; after that no signal is caught any more. Other code that wants an early end calls `Stop.request_end`.
 
 Only the command line handles signals, because its process works for nothing else. A Python program that calls a job
 keeps its own handlers: Ctrl-C raises KeyboardInterrupt there, and ends the run at once.
@@ -165,7 +165,7 @@ class Stop:
         """True once the run is to end."""
         return self.asked.done()
 
-    def ask(self, why: EarlyEndError) -> None:
+    def request_end(self, why: EarlyEndError) -> None:
         """End the run; only the first reason counts."""
         with suppress(InvalidStateError):
             self.asked.set_result(why)
@@ -178,7 +178,7 @@ def ended_in_time(stop: Stop, ends_at: float | None) -> Iterator[None]:
         yield
         return
     left = min(max(ends_at - time.monotonic(), 0), threading.TIMEOUT_MAX)
-    timer = threading.Timer(left, stop.ask, [OutOfTimeError()])
+    timer = threading.Timer(left, stop.request_end, [OutOfTimeError()])
     timer.daemon = True
     timer.start()
     try:
@@ -212,7 +212,7 @@ def stoppable() -> Iterator[Stop]:
     def hand_on() -> None:
         error = came.get()
         if error is not None:
-            stop.ask(error)  # first: a log may wait for a lock
+            stop.request_end(error)  # first: a log may wait for a lock
             _LOG.warning("stopping: what is finished is kept; a second signal ends the run at once")
 
     threading.Thread(target=hand_on, daemon=True, name="signals").start()

@@ -23,7 +23,7 @@ from lastkey.jobs.command.kinds import Engine
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.parse import abbreviate_names, check_globs, check_topics, unmatched_tables
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, tells_io
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, with_io_counts
 from lastkey.jobs.compact.commit_rows import write_partition_states
 from lastkey.jobs.compact.needed import ANCHOR, Facts, Kept, Needed, needed, reasons
 from lastkey.jobs.compact.plan_inputs import Erasures
@@ -37,7 +37,7 @@ from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store.erasures import read_key
 from lastkey.jobs.store.folders import check_not_lost
 from lastkey.jobs.store.generations import own_and_older
-from lastkey.jobs.store.leases import Lease, held_by, hold_lease, wait_until_released
+from lastkey.jobs.store.leases import Lease, describe_conflicting_runs, hold_lease, wait_until_released
 from lastkey.jobs.store.paths import PARTITIONS
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.store.tables import State, open_state
@@ -51,7 +51,7 @@ from lastkey.udfs.storage import normal_uri, open_root
 _LOG: Final = logging.getLogger("lastkey")
 
 
-@tells_io
+@with_io_counts
 def run(options: CompactOptions, progress: Progress) -> CompactReport:
     """Compact the partitions that are due. RunningError: another run works on them, and this one does not wait."""
     erasures = Erasures() if options.hmac_key is None else Erasures(read_key(options.hmac_key))
@@ -103,7 +103,7 @@ def _work(engine: Engine, start: Start, plans: Sequence[PartitionPlan], outcome:
     step("partitions planned")
     options, state = start.options, start.state
     if options.dry_run:
-        outcome.notes_on_runs += held_by(state.root, outcome.planned, outcome.notes_on_runs)
+        outcome.notes_on_runs += describe_conflicting_runs(state.root, outcome.planned, outcome.notes_on_runs)
         lease: AbstractContextManager[list[Lease]] = nullcontext([])
     else:
         if not start.checkpoints:

@@ -117,14 +117,14 @@ def _work_through(
             if out_of_time:
                 outcome.cut_off = _at_work(choice, outcome, workers.cores)
             progress.doing("removing unfinished output")
-            _give_up(workers, start, [*begun, *todo], outcome)
+            _cancel(workers, start, [*begun, *todo], outcome)
             if out_of_time and not any(r.status == "stopped" for r in outcome.results):
                 outcome.ended_early = None  # all was done, just in time
     except BaseException as error:
         if committing is not None and isinstance(error, Exception):  # a second signal waits for nothing
             wait([committing])
         if is_disk_full(error):  # what tasks that still write leave would take the room that is missing
-            _give_up(workers, start, [*begun, *todo], outcome)
+            _cancel(workers, start, [*begun, *todo], outcome)
         raise
     outcome.seconds["commit"] = commit_seconds
 
@@ -150,7 +150,7 @@ def _restarted(
     return out + not_planned, again
 
 
-def _give_up(workers: Workers, start: Start, plans: Sequence[PartitionPlan], outcome: Outcome) -> None:
+def _cancel(workers: Workers, start: Start, plans: Sequence[PartitionPlan], outcome: Outcome) -> None:
     """Add a result `stopped` for each partition without one, and remove what this run wrote of it."""
     step("run stopped")
     workers.cancel([])

@@ -34,7 +34,7 @@ class ConvertReport(JobReport):
             "partitions",
             "partition segments batches changed bytes_before:before bytes_after:after",
             total="partition",
-            tells=lambda p: p.changed > 0,
+            needs_attention=lambda p: p.changed > 0,
         ),
     )
 

@@ -58,7 +58,7 @@ class _Source(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of these columns."""
         options = self.parsed()
-        kind = PushingReader if options.push_filters and _asks_for_filters() else Reader
+        kind = PushingReader if options.push_filters and _is_planning_filters() else Reader
         return kind(options, arrow_schema(self.columns, options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
@@ -114,7 +114,7 @@ def register(spark: SparkSession) -> None:
 def select_columns(all_columns: Any, options: ReadOptions) -> Any:
     """Return the pa.Schema that the options ask for. UsageError for an unknown column."""
     if options.columns is not None:
-        names = _asked(all_columns, options)
+        names = _requested_columns(all_columns, options)
     elif options.source == "kafka_log":
         left_out = {name for name, wanted in (("value", options.value), ("headers", options.headers)) if not wanted}
         names = [field.name for field in SPARK_COLUMNS if field.name not in left_out]
@@ -125,7 +125,7 @@ def select_columns(all_columns: Any, options: ReadOptions) -> Any:
     return pa.schema([_for_spark(all_columns.field(name)) for name in names])
 
 
-def _asked(all_columns: Any, options: ReadOptions) -> list[str]:
+def _requested_columns(all_columns: Any, options: ReadOptions) -> list[str]:
     names = list(options.columns or ())
     for name in names:
         if name not in all_columns.names:
@@ -175,7 +175,7 @@ def _type_name(kind: Any) -> str:
     return from_arrow_schema(pa.schema([pa.field("x", kind)]))["x"].dataType.simpleString()
 
 
-def _asks_for_filters() -> bool:
+def _is_planning_filters() -> bool:
     """Return whether this is the process in which Spark asks what it can push down.
 
     Spark refuses a reader that takes filters if spark.sql.python.filterPushdown.enabled is off, and does not tell the

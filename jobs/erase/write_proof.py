@@ -17,7 +17,7 @@ from lastkey.jobs.erase.proof import FORMAT, new_proof
 from lastkey.jobs.erase.search import Sought
 from lastkey.jobs.erase.search_store import SearchReport
 from lastkey.jobs.errors import UsageError
-from lastkey.udfs.key_search.findings import findings_of
+from lastkey.udfs.key_search.findings import finding_columns
 from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.storage import Root, normal_uri
 
@@ -69,7 +69,7 @@ def write_proof(
                 )
         for table, files in sought.tables():
             for part in table.to_batches(_ROWS):
-                columns = {"key": names.take(part["key"]), **findings_of(part, files)}
+                columns = {"key": names.take(part["key"]), **finding_columns(part, files)}
                 for row in pa.table(columns).to_pylist():
                     proof.write("finding", **row)
         for problem in sought.problems:

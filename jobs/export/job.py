@@ -86,7 +86,7 @@ def _update(
     with spark_workers("export --latest", options, report, progress, brief=brief, tables=(uri,)) as workers:
         with workers.spark("export") as spark:
             connector.connect(spark, uri)
-        output.go_on()
+        output.resume()
         output.delete_new_files()
         report.other_problems += latest.missing_topics(output, options, [*by_topic])
         progress.start("export", len(by_topic), "topic")

@@ -27,7 +27,15 @@ from lastkey.jobs.export.output import ExportFolder
 from lastkey.jobs.export.partitions import ends_of_partition, open_notes
 from lastkey.jobs.export.report import ExportedTopic, ExportReport
 from lastkey.jobs.spark.workers import SparkTasks
-from lastkey.jobs.store.latest import Changed, Stand, alone, merge, read_parquet_files, read_table_offsets, replace_all
+from lastkey.jobs.store.latest import (
+    Changed,
+    TableOffsets,
+    alone,
+    merge,
+    read_parquet_files,
+    read_table_offsets,
+    replace_all,
+)
 from lastkey.jobs.store.minutes import session_for
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
@@ -75,7 +83,7 @@ class _PartitionRead:
         end = LATEST if self.end is None else Bound("offset", self.end)
         return Range(start, end, wanted=Wanted(committed=True), quarantine=True, accept_gaps=accept_gaps)
 
-    def stand_still(self, problems: Sequence[Problem]) -> None:
+    def block(self, problems: Sequence[Problem]) -> None:
         """Leave the partition out of this run if there are problems."""
         if problems:
             self.problems += problems
@@ -158,7 +166,7 @@ def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, 
     if other:
         why = "the topic was deleted and made again" if options.store is None else "the store began it again (--reset)"
         report.notes.append(f"{topic.name}: {why}, so its table starts over")
-        stand = Stand()
+        stand = TableOffsets()
     _note_cleaned(topic.name, stand, origin, report)
     parts = {p.partition or 0: _planned(p, stand, origin, topic, report) for p in partitions}
     lost = [_vanished(origin, topic.name, n) for n in sorted(stand.offsets.keys() - parts.keys())]
@@ -182,7 +190,9 @@ def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, 
                 return exported
             known = {n: log for n, log in logs.items() if not ends or n in stand.offsets | ends}
             numbers = {n: number for n in ends if (number := parts[n].generation) is not None}
-            moved = Stand(stand.offsets | ends, stand.logs | known, stand.generations | numbers, uuid.uuid4().hex)
+            moved = TableOffsets(
+                stand.offsets | ends, stand.logs | known, stand.generations | numbers, uuid.uuid4().hex
+            )
             rows = topic.frame(spark, [row_files[n] for n in ends])
             deleted = None if gone is None else gone.where(F.col("partition").isin(list(ends)) & F.col(TOMBSTONE))
             step("last rows written")
@@ -202,7 +212,7 @@ def _held(topic: Topic, parts: Mapping[int, _PartitionRead], row_files: Mapping[
     doubted = [n for n in row_files if parts[n].doubts.tombstones]
     held = dict(zip(doubted, topic.last_rows([parts[n] for n in doubted], columns=_KEY, whole=True), strict=True))
     for number, one in held.items():
-        parts[number].stand_still(one.problems)
+        parts[number].block(one.problems)
     return {number: one for number, one in held.items() if not one.problems}
 
 
@@ -219,7 +229,7 @@ def _deleted(
     rows = deleted_rows(spark, topic.output.topic_uri(topic.name), topic.frame(spark, [*held.values()], _KEY), firsts)
     for number, problem in unclear_problems(rows, f"{topic.options.store}: {topic.name}"):
         if not topic.accepts_gaps:
-            parts[number].stand_still([problem])
+            parts[number].block([problem])
     return rows
 
 
@@ -233,7 +243,7 @@ def missing_topics(output: ExportFolder, options: ExportOptions, present: Sequen
 
 
 def _planned(
-    source: SourcePartition, stand: Stand, origin: Origin, topic: Topic, report: ExportReport
+    source: SourcePartition, stand: TableOffsets, origin: Origin, topic: Topic, report: ExportReport
 ) -> _PartitionRead:
     """Return the plan of a partition's new records, up to its last stable offset."""
     number = source.partition or 0
@@ -279,7 +289,7 @@ def _vanished(origin: Origin, topic: str, number: int) -> Problem:
     return Problem("gap", path, NO_POSITION, "a partition that the table has read from", "none", hint=hint)
 
 
-def _note_cleaned(topic: str, stand: Stand, origin: Origin, report: ExportReport) -> None:
+def _note_cleaned(topic: str, stand: TableOffsets, origin: Origin, report: ExportReport) -> None:
     """Say where a cleaner was sooner than this run: it may have taken tombstones that the table has not seen."""
     for number, offset in sorted(stand.offsets.items()):
         cleaned = origin.cleaned.get((topic, number))
@@ -326,7 +336,7 @@ def _first_open(asked: tuple[SourcePartition, Range, int]) -> int | None:
 
 
 def _commit(
-    topic: Topic, rows: DataFrame, stand: Stand, *, starts_over: bool, deleted: DataFrame | None = None
+    topic: Topic, rows: DataFrame, stand: TableOffsets, *, starts_over: bool, deleted: DataFrame | None = None
 ) -> Changed:
     """Commit the last records of keys, and the table's new offsets. deleted: rows of the table to delete."""
     root, uri = topic.output.root, topic.output.topic_uri(topic.name)

@@ -72,7 +72,7 @@ class ExportFolder:
                 delete_folder(self.root, topic)
         self.mark(UNFINISHED, {topic: {} for topic in topics})
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Take the folder of --latest, new or from an earlier run. Raise NOT_EMPTY if it holds anything else."""
         self._check_no_links()
         mark, there = self.read(), self.root.filesystem.get_file_info(self.root.base)

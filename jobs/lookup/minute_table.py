@@ -98,12 +98,14 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
     plans = list_plans(options, report) if options.refresh and options.archive is not None else None
     name, tables = "lookup --at", (as_hadoop_names_it(store),)
     with spark_workers(name, options, report, progress, tables=tables) as made, made.spark(name) as spark:
-        _ask(spark, options, report, plans)
+        _query_minutes(spark, options, report, plans)
     report.seconds["total"] = time.perf_counter() - started
     return report
 
 
-def _ask(spark: SparkSession, options: LookupOptions, report: AtReport, plans: list[LookupPlan] | None) -> None:
+def _query_minutes(
+    spark: SparkSession, options: LookupOptions, report: AtReport, plans: list[LookupPlan] | None
+) -> None:
     at, store = time.perf_counter(), report.store
     state = open_state(store)
     connector.connect(spark, uri_for_spark(state.root))

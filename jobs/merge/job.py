@@ -23,7 +23,7 @@ from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.options import MergeOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
-from lastkey.jobs.command.reporting import tells_io
+from lastkey.jobs.command.reporting import with_io_counts
 from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.errors import LOG_DIRECTORY_IN_USE, MissingPathError, UsageError
 from lastkey.jobs.merge.report import MergeReport
@@ -49,7 +49,7 @@ from lastkey.udfs.storage import (
 Key = tuple[str, int]
 
 
-@tells_io
+@with_io_counts
 def run(options: MergeOptions, progress: Progress) -> MergeReport:
     """Merge the partitions of the topics."""
     started = time.perf_counter()

@@ -39,7 +39,7 @@ class MergeReport(JobReport):
                 "offsets": lambda p: "refused" if p.refused else f"{p.log_start_offset}..{p.next_offset}",
             },
             total="partition",
-            tells=lambda p: p.refused or bool(p.gaps) or any(map(_needs_attention, p.copies)),
+            needs_attention=lambda p: p.refused or bool(p.gaps) or any(map(_needs_attention, p.copies)),
         ),
     )
 

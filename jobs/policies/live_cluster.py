@@ -31,14 +31,14 @@ def add_live(bootstrap: str, path: str | None, configs: ClusterConfigs) -> None:
             found=describe_client_error(client, error),
         ) from None
     try:
-        _ask(client, cluster, bootstrap, configs)
+        _read_configs(client, cluster, bootstrap, configs)
     except client.KafkaException as error:
         cluster.poll(0.1)  # calls error_cb
         found = "; ".join(dict.fromkeys([describe_client_error(client, error), *errors[-1:]]))
         raise NO_CLUSTER(path=bootstrap, expected="a cluster that describes its settings", found=found) from None
 
 
-def _ask(client: Any, cluster: Any, bootstrap: str, configs: ClusterConfigs) -> None:
+def _read_configs(client: Any, cluster: Any, bootstrap: str, configs: ClusterConfigs) -> None:
     metadata = cluster.list_topics(timeout=_SECONDS)
     topics = sorted(metadata.topics)
     for at in range(0, len(topics), _TOPICS):

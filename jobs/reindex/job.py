@@ -21,7 +21,7 @@ from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.options import ReindexOptions
 from lastkey.jobs.command.parse import abbreviate_names, check_topics
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
-from lastkey.jobs.command.reporting import counted, tells_io
+from lastkey.jobs.command.reporting import counted, with_io_counts
 from lastkey.jobs.command.stopping import EarlyEndError, await_result
 from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.errors import LOG_DIRECTORY_IN_USE, OUTPUT_FULL, UsageError
@@ -43,7 +43,7 @@ _WAVE_TASKS = 4096  # tasks whose results the driver holds at a time
 _FOLDS = 8  # partitions whose small files are read and written at a time
 
 
-@tells_io
+@with_io_counts
 def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
     """Check, or rebuild, the index files of an archive."""
     started = time.perf_counter()

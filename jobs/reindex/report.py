@@ -73,7 +73,7 @@ class ReindexReport(JobReport):
             "partition segments log_bytes:log same differs rebuilt impossible bytes_read:read bytes_written:written",
             {status: partial(_n_files, status) for status in STATUSES},
             total="partition",
-            tells=lambda p: any(map(_tells, p.files)),
+            needs_attention=lambda p: any(map(_needs_attention, p.files)),
         ),
     )
 
@@ -118,7 +118,7 @@ class ReindexReport(JobReport):
         return self.other_problems  # the rest is in `_lines`
 
     def _lines(self) -> Iterable[str]:
-        return some(map(_line, filter(_tells, self.files)))
+        return some(map(_line, filter(_needs_attention, self.files)))
 
     def _outcome(self) -> str:
         totals, wrong = self.totals(), ", ".join(f"{n} {reason}" for reason, n in self.totals()["reasons"].items())
@@ -137,7 +137,7 @@ def _problem(file: FileReport) -> Problem:
     return Problem(file.reason, file.log if log else file.path, file.position, file.expected, file.found)
 
 
-def _tells(file: FileReport) -> bool:
+def _needs_attention(file: FileReport) -> bool:
     return file.status != "same" or bool(file.reason)
 
 

@@ -71,7 +71,7 @@ def choose_at_time(tables: State, topics: TopicFilter, at_ms: int, notes: list[s
         elif then is not None and then.checkpoint.generation == row.generation:
             chosen.append(row)
         elif then is None or after is None or after.parent != then.folder or not _has_logs(tables.root, then):
-            raise _gone_since(tables.root, name, then, after, at)
+            raise _deleted_since(tables.root, name, then, after, at)
         else:
             check_nothing_comes_back(then.checkpoint, row)
             chosen.append(then.checkpoint)
@@ -84,7 +84,7 @@ def choose_at_time(tables: State, topics: TopicFilter, at_ms: int, notes: list[s
     return chosen
 
 
-def _gone_since(store: Root, name: str, then: Commit | None, after: Commit | None, at: str) -> UsageError:
+def _deleted_since(store: Root, name: str, then: Commit | None, after: Commit | None, at: str) -> UsageError:
     """Return the error for a generation that is gone. then, after: those that are left, made before `at` and later."""
     near = [commit for commit in (then, after) if commit is not None and _has_logs(store, commit)]
     left = (f"--generation {commit.checkpoint.generation} of {_time(commit)}" for commit in near)

@@ -23,7 +23,7 @@ from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import counted, size, tells_io
+from lastkey.jobs.command.reporting import counted, size, with_io_counts
 from lastkey.jobs.command.stopping import await_result
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.command.whole_file import check_empty
@@ -78,7 +78,7 @@ class RestorePlan:
     topic_ids: Mapping[str, GivenTopic]  # of the cluster that will run on the output, as far as they are given
 
 
-@tells_io
+@with_io_counts
 def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     """Restore the current generation, or `options.generation`, of every partition that the topics name."""
     began = time.monotonic()

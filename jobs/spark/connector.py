@@ -48,7 +48,7 @@ def connect(spark: SparkSession, uri: str) -> None:
     settings, loader = hadoop_settings(canonical(uri)), conf.getClassLoader()
     if scheme == "gs" and not _has(loader, conf.get("fs.gs.impl")) and _has(loader, _GOOGLES["fs.gs.impl"]):
         settings = settings | _GOOGLES
-    tell(hadoop, conf, settings)
+    configure(hadoop, conf, settings)
     try:
         hadoop.fs.FileSystem.getFileSystemClass(scheme, conf)
     except Py4JJavaError as error:
@@ -66,7 +66,7 @@ def _options_for(scheme: str) -> str:
     return f"--packages {','.join(jars.CONNECTORS[scheme])} --exclude-packages '{jars.NOT_NEEDED}'"
 
 
-def tell(hadoop: Any, conf: Any, settings: Mapping[str, str]) -> None:
+def configure(hadoop: Any, conf: Any, settings: Mapping[str, str]) -> None:
     """Set what the user has not set in Hadoop's configuration `conf`. A cluster's files may repeat the defaults."""
     defaults = hadoop.conf.Configuration(False)
     defaults.addResource("core-default.xml")

@@ -39,7 +39,7 @@ def snapshots(row: Checkpoint, files: Iterable[str]) -> tuple[tuple[int, str], .
     return tuple(sorted((f.base, f"{row.folder}/{names.segment_file(f.base, names.SNAPSHOT)}") for f in found))
 
 
-def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms: int, erased: str | None) -> Commit:
+def make_rollback(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms: int, erased: str | None) -> Commit:
     """Return the commit of generation `number`, which uses the files of an older one; parent_run_id: the run of the
     previous generation, on which the commit is planned; erased: the bounds that hold now.
     """

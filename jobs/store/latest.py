@@ -42,7 +42,7 @@ _OF_NO_ROW: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIE
 
 
 @dataclass(frozen=True)
-class Stand:
+class TableOffsets:
     """Offsets that a table is brought up to, and the log that they belong to."""
 
     offsets: dict[int, int] = field(default_factory=dict)  # partition -> next offset to read
@@ -60,17 +60,17 @@ class Changed:
     deleted: int = 0
 
 
-def read_table_offsets(root: Root, topic: str) -> Stand | Problem:
-    """Return the offsets of a topic's table; an empty Stand if there is none; a Problem if they are unknown."""
+def read_table_offsets(root: Root, topic: str) -> TableOffsets | Problem:
+    """Return the offsets of a topic's table; an empty TableOffsets if there is none; a Problem if they are unknown."""
     try:
         table = DeltaTable(delta_uri(root, topic), storage_options=storage_options(root))
     except TableNotFoundError:
-        return Stand()
+        return TableOffsets()
     for commit in table.history():  # the newest first
         progress = _parse_progress(commit.get("userMetadata"))
         if progress is not None:
             of_partition = {name: {int(n): value for n, value in progress[name].items()} for name in _BY_PARTITION}
-            return Stand(**of_partition, run=progress["run"])
+            return TableOffsets(**of_partition, run=progress["run"])
         if commit["operation"] not in _OF_NO_ROW:
             return _foreign(root, topic, f"{commit['operation']} in version {commit['version']}")
     return _foreign(root, topic, "none that states its offsets")
@@ -94,11 +94,11 @@ def _foreign(root: Root, topic: str, found: str) -> Problem:
 
 
 @contextmanager
-def alone(root: Root, topic: str, before: Stand) -> Iterator[None]:
+def alone(root: Root, topic: str, before: TableOffsets) -> Iterator[None]:
     """Raise ConflictError if another run commits meanwhile, or has since this one read the table's offsets."""
     place, expected = f"{root.uri}/{topic}", "no other run on this table"
     now = read_table_offsets(root, topic)
-    if not isinstance(now, Stand) or now.run != before.run:
+    if not isinstance(now, TableOffsets) or now.run != before.run:
         raise ConflictError(path=place, expected=expected, found="a newer commit")
     try:
         yield
@@ -106,15 +106,15 @@ def alone(root: Root, topic: str, before: Stand) -> Iterator[None]:
         raise ConflictError(path=place, expected=expected, found=str(error).partition("\n")[0]) from error
 
 
-def _make_sure(spark: SparkSession, root: Root, topic: str, uri: str, stand: Stand) -> None:
+def _make_sure(spark: SparkSession, root: Root, topic: str, uri: str, stand: TableOffsets) -> None:
     """Commit the offsets alone if no row changed, for then Delta has committed nothing."""
     made = read_table_offsets(root, topic)
-    if not isinstance(made, Stand) or made.run != stand.run:
+    if not isinstance(made, TableOffsets) or made.run != stand.run:
         with _said_by_commits(spark, stand):
             spark.sql(f"ALTER TABLE delta.`{uri}` SET TBLPROPERTIES ('lastkey.run' = '{stand.run}')")
 
 
-def replace_all(root: Root, topic: str, rows: DataFrame, uri: str, stand: Stand) -> Changed:
+def replace_all(root: Root, topic: str, rows: DataFrame, uri: str, stand: TableOffsets) -> Changed:
     """Make the table, or put these rows in place of all, in one commit."""
     kept = rows.where(~F.col(TOMBSTONE)).drop(TOMBSTONE)
     n_rows = kept.count()
@@ -124,7 +124,7 @@ def replace_all(root: Root, topic: str, rows: DataFrame, uri: str, stand: Stand)
     return Changed(inserted=n_rows)
 
 
-def merge(root: Root, topic: str, rows: DataFrame, uri: str, key: Sequence[str], stand: Stand) -> Changed:
+def merge(root: Root, topic: str, rows: DataFrame, uri: str, key: Sequence[str], stand: TableOffsets) -> Changed:
     """Merge the last new record of each key into the table, in one commit.
 
     rows: the table's columns and TOMBSTONE, each key once. key: columns that tell keys apart.
@@ -161,12 +161,12 @@ def read_table(spark: SparkSession, uri: str) -> DataFrame:
     return spark.read.format("delta").load(uri)
 
 
-def _metadata(stand: Stand) -> str:
+def _metadata(stand: TableOffsets) -> str:
     return json.dumps({"format": _FORMAT, **asdict(stand)})
 
 
 @contextmanager
-def _said_by_commits(spark: SparkSession, stand: Stand) -> Iterator[None]:
+def _said_by_commits(spark: SparkSession, stand: TableOffsets) -> Iterator[None]:
     """Let commits of this session state the table's offsets."""
     before = spark.conf.get(_METADATA, None)
     spark.conf.set(_METADATA, _metadata(stand))

@@ -97,7 +97,7 @@ def hold_lease(root: Root, run_id: str, keys: Collection[Key], notes: list[str])
         _delete(root, run_id)
 
 
-def held_by(root: Root, keys: Collection[Key], notes: list[str]) -> list[str]:
+def describe_conflicting_runs(root: Root, keys: Collection[Key], notes: list[str]) -> list[str]:
     """Return a sentence for each run with a valid lease on one of these partitions, for a run that takes no lease."""
     leases = [lease for lease in list_leases(root, notes) if lease.common(keys) and lease.is_valid(time.time_ns())]
     return [f"{lease.label()} works on {_named(lease.common(keys))}" for lease in leases]

@@ -102,7 +102,7 @@ def make_folders(store: Root, commits: Sequence[Commit]) -> None:
         flush(store, partition_folder(*commit.key))
 
 
-def say_committed(store: Root, folders: Sequence[str]) -> None:
+def write_committed_files(store: Root, folders: Sequence[str]) -> None:
     """Write the file `committed` into the folders of committed generations that lack it, but not through a link."""
     folders = [
         each

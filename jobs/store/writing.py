@@ -24,7 +24,7 @@ from lastkey.jobs.errors import DAMAGED_TABLE, ConflictError
 from lastkey.jobs.store import history, rows, table
 from lastkey.jobs.store.commit_file import MARK
 from lastkey.jobs.store.folders import list_run_folders
-from lastkey.jobs.store.manifests import say_committed, write_committed
+from lastkey.jobs.store.manifests import write_committed, write_committed_files
 from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, STATES, TABLES, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, JobRow, PartitionState
 from lastkey.jobs.store.table import Change, Version
@@ -91,7 +91,7 @@ def _switch(state: State, commits: Sequence[Commit], verify_files: Callable[[], 
         if verify_files is not None:
             verify_files()
         # for the replaced generations: once they are replaced, a vacuum may delete them
-        say_committed(state.root, [row.own_folder for row in now.values()])
+        write_committed_files(state.root, [row.own_folder for row in now.values()])
         return table.replaced(version, KEY_COLUMNS, new, state.held[CHECKPOINTS])
 
     state.swap(CHECKPOINTS, rows.checkpoint_schema(), plan)

@@ -17,7 +17,7 @@ from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
-from lastkey.jobs.command.reporting import tells_io
+from lastkey.jobs.command.reporting import with_io_counts
 from lastkey.jobs.errors import GenerationError, MissingPathError
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import (
@@ -44,7 +44,7 @@ T = TypeVar("T")
 _AT_ONCE: Final = 8  # manifests
 
 
-@tells_io
+@with_io_counts
 def run(options: VerifyOptions, progress: Progress) -> VerifyReport:
     """Check an archive or a store."""
     started = time.perf_counter()

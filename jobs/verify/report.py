@@ -23,7 +23,7 @@ class VerifyReport(JobReport):
             "partition generation n_problems:problems segments batches records bytes compared_records:compared",
             {"n_problems": lambda r: len(r.problems)},
             total="partition",
-            tells=lambda r: bool(r.problems or r.not_checked),
+            needs_attention=lambda r: bool(r.problems or r.not_checked),
         ),
     )
 

@@ -142,7 +142,7 @@ def read_exactly(file: Any, path: str, position: int, out: np.ndarray) -> None:
         if n <= 0:
             raise LogFormatError("changed", path, position + filled, f"{len(out) - filled} more bytes", "end of file")
         filled += n
-    io_counts.tell(filled)
+    io_counts.notify(filled)
 
 
 def read_chunks(

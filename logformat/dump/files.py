@@ -88,7 +88,7 @@ def list_files(
                 yield DumpFile(place, info.path, shown, info.size, named=False)
 
 
-def asked_for(files: Sequence[DumpFile], options: DumpOptions) -> list[DumpFile]:
+def select_files(files: Sequence[DumpFile], options: DumpOptions) -> list[DumpFile]:
     """Return the files to print: all named files, and a choice of those found in folders.
 
     To verify indexes, the choice is the indexes. With limits on records, it is the logs, except those whose
@@ -133,8 +133,8 @@ def file_kind(path: str) -> str | None:
 def dump(
     paths: Iterable[str | Path], options: DumpOptions, write: Callable[[Any], object], filesystem: Any = None
 ) -> DumpFindings:
-    """Print files, and files in folders: list them by `list_files`, choose by `asked_for`, print by `dump_files`."""
-    return dump_files(asked_for(list(list_files(paths, filesystem)), options), options, write)
+    """Print files, and files in folders: list them by `list_files`, choose by `select_files`, print by `dump_files`."""
+    return dump_files(select_files(list(list_files(paths, filesystem)), options), options, write)
 
 
 def dump_files(files: Iterable[DumpFile], options: DumpOptions, write: Callable[[Any], object]) -> DumpFindings:

@@ -134,7 +134,7 @@ class SearchableSegment:
                 self._end_at(int(state[k.POSITION]))
             if status in (k.FOUND, k.NONE):
                 return out[: int(state[k.ROW])]
-            window, origin = self._go_on(status, state)
+            window, origin = self._resume_search(status, state)
 
     def copy(self, positions: NDArray[np.int64], starts: NDArray[np.int64]) -> Bytes:
         """Copy n batches one after the other: from positions (int64[n], in the file) to starts (int64[n + 1])."""
@@ -176,7 +176,7 @@ class SearchableSegment:
             if status == k.NONE:
                 self._end_at(int(state[k.POSITION]))
                 return state
-            window, origin = self._go_on(status, state)
+            window, origin = self._resume_search(status, state)
 
     def _largest_behind(self, times: k.Index) -> Largest | None:
         """Return the largest by the last entry and the headers from its batch on; None if the entry does not fit its
@@ -238,7 +238,7 @@ class SearchableSegment:
         self._note(f"{self._pair(self.listed.time_index)}: its entries do not rise; headers are read instead")
         return k.Index(entries[:0], entry_size, 0, base)
 
-    def _go_on(self, status: int, state: NDArray[np.int64]) -> tuple[Bytes, int]:
+    def _resume_search(self, status: int, state: NDArray[np.int64]) -> tuple[Bytes, int]:
         """Prepare a search that stopped with `status` to continue: return its window, rebuild an index, or raise."""
         if status == k.NEED:
             return self._window.at(int(state[k.NEEDED]))

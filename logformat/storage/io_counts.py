@@ -144,7 +144,7 @@ def listener_of_thread() -> Listener | None:
     return listener
 
 
-def tell(n: int) -> None:
+def notify(n: int) -> None:
     """Tell this thread's listener, if there is one, that `n` more bytes have been read; and spend them."""
     spend(n)
     if (listener := listener_of_thread()) is not None:

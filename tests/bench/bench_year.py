@@ -31,7 +31,7 @@ from deltalake import DeltaTable
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from lastkey.jobs.command import cli
-from lastkey.jobs.store.latest import Stand, read_table_offsets
+from lastkey.jobs.store.latest import TableOffsets, read_table_offsets
 from lastkey.udfs.storage import open_root
 from tests.attack.histories import Said, run
 from tests.attack.model_log import Log, drawn_codec, drawn_records
@@ -324,7 +324,7 @@ class Year:
     def _check_table(self, name: str, output: Path) -> None:
         log, begin = self.tables[name]
         stand = read_table_offsets(open_root(str(output)), name)
-        if not isinstance(stand, Stand):
+        if not isinstance(stand, TableOffsets):
             raise WrongError(f"night {self.night}: {name}: {stand}")
         wanted = last_records(log, begin, stand.offsets.get(0, 0))
         rows = DeltaTable(str(output / name)).to_pyarrow_table(columns=["key", "offset", "value"]).to_pylist()

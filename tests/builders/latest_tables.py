@@ -16,7 +16,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.export import job
 from lastkey.jobs.export.report import ExportReport
-from lastkey.jobs.store.latest import Stand, read_table_offsets
+from lastkey.jobs.store.latest import TableOffsets, read_table_offsets
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files.checkpoints import write_partition_metadata
 from lastkey.udfs.storage import open_root
@@ -99,7 +99,7 @@ class Place:
 
     def stand(self) -> dict[int, int]:
         found = read_table_offsets(open_root(str(self.output)), "t")
-        assert isinstance(found, Stand)
+        assert isinstance(found, TableOffsets)
         return found.offsets
 
     def rows(self, spark: SparkSession) -> list[tuple[int, bytes, int, bytes]]:

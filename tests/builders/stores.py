@@ -14,7 +14,7 @@ import pyarrow as pa
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.coverage import read_with
 from lastkey.jobs.store.generations import list_generations
-from lastkey.jobs.store.manifests import say_committed, write_manifests
+from lastkey.jobs.store.manifests import write_committed_files, write_manifests
 from lastkey.jobs.store.rows import (
     Checkpoint,
     Commit,
@@ -168,7 +168,7 @@ class StoreMaker:
         write_manifests(self.state.root, [commit])
         if not dies:
             writing.commit_wave(self.state, [commit])
-            say_committed(self.state.root, [commit.folder])
+            write_committed_files(self.state.root, [commit.folder])
         return segments
 
     def age(self, hours, *folders):

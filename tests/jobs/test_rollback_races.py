@@ -12,7 +12,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.store_options import RebuildStateOptions, RollbackOptions
 from lastkey.jobs.errors import UNDECIDED, ConflictError
 from lastkey.jobs.store import writing
-from lastkey.jobs.store.manifests import read_manifest, say_committed
+from lastkey.jobs.store.manifests import read_manifest, write_committed_files
 from lastkey.jobs.store.tables import open_state
 from tests.builders.errors import raises_kind
 from tests.builders.stores import StoreMaker, run_id
@@ -35,7 +35,7 @@ class _Store:
         """Commit the next run that has written all its files."""
         done = [self._written.pop(0)]
         writing.commit_wave(open_state(str(self.maker.store)), done)
-        say_committed(self.maker.state.root, [done[0].folder])
+        write_committed_files(self.maker.state.root, [done[0].folder])
 
     def roll_back(self) -> None:
         rollback.run(RollbackOptions(str(self.maker.store), 1), Silent())

@@ -104,7 +104,7 @@ def clean_in_rounds(
                 rounds[-1].to_read.clear()  # the first round has the same
             first, width = stop, max(int((stop - first) * room / max(rounds[-1].n_keys, 1)), 1)
         check_versions(plan, max(one.highest for one in rounds), any(one.n_keys for one in rounds))
-        survivors = _Found(plan, analysis, rounds, file)
+        survivors = _SpilledSurvivors(plan, analysis, rounds, file)
         verdicts_of = survivors.verdicts if analysis.rules.oldest_ms < 0 else None
         of = Pass(survivors.mark, plan.loader(None), buffer, tally, verdicts_of)
         segments = clean_groups(plan, analysis, analysis.groups, lambda _: analysis.rules, of, clock)
@@ -112,7 +112,7 @@ def clean_in_rounds(
         return segments, tried
 
 
-class _Found:
+class _SpilledSurvivors:
     """The decider of the last pass: the survivors of all rounds, those of one group in memory."""
 
     def __init__(self, plan: PartitionPlan, analysis: Analysis, rounds: Sequence[_Spilled], file: IO[bytes]) -> None:
@@ -121,12 +121,12 @@ class _Found:
         self._group, self._survivors = -1, Survivors(plan, _NONE, _NONE)
 
     def mark(self, run: Run, may_stay: np.ndarray) -> None:
-        self._of(run.batches).mark(run, may_stay)
+        self._group_survivors(run.batches).mark(run, may_stay)
 
     def verdicts(self, batches: np.ndarray, decided: np.ndarray, rewritten: np.ndarray) -> np.ndarray:
-        return self._of(batches).verdicts(batches, decided, rewritten)
+        return self._group_survivors(batches).verdicts(batches, decided, rewritten)
 
-    def _of(self, batches: np.ndarray) -> Survivors:
+    def _group_survivors(self, batches: np.ndarray) -> Survivors:
         """Return the survivors of the group that these batches belong to. Request all batches of a group before the
         next group.
         """

@@ -121,7 +121,7 @@ class LogSearch:
         found.problem(problem, f"bytes {start:,} to {end - 1:,} of {file.size:,} were not read as records")
         try:
             with opened(cached_root(file.root), file.path) as log:
-                search_bytes(self.keys, reader_of(log, file.shown), start, end, found)
+                search_bytes(self.keys, make_reader(log, file.shown), start, end, found)
         except LogFormatError as error:
             if error.kind not in ("unreadable", "changed"):  # which the problem says already
                 raise
@@ -130,7 +130,7 @@ class LogSearch:
 Read = Callable[[int, np.ndarray], None]  # fills the array (uint8) with the bytes from a position on
 
 
-def reader_of(file: Any, path: str) -> Read:
+def make_reader(file: Any, path: str) -> Read:
     """Return a function that reads from an open file. It raises LogFormatError."""
     return lambda position, out: read_exactly(file, path, position, out)
 

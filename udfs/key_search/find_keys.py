@@ -36,7 +36,7 @@ from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.binary_arrays import is_bytes, spans_of, whole_array
 from lastkey.logformat.primitives.crc32c import crc32c_extend
-from lastkey.udfs.key_search.find_in_logs import LogSearch, check_size, reader_of, search_bytes
+from lastkey.udfs.key_search.find_in_logs import LogSearch, check_size, make_reader, search_bytes
 from lastkey.udfs.key_search.findings import MAY, Found, NotRead, SearchFile
 from lastkey.udfs.key_search.key_set import LEAST_TEXT_KEY, KeySet
 from lastkey.udfs.problem import Problem, attempt
@@ -103,7 +103,7 @@ def _compare(sets: list[KeySet], values: Any, row: int, found: Found) -> np.ndar
     """Add the values that are keys, whole; return the rows of these keys."""
     known = [_NOTHING]
     for one in sets:
-        rows = one.rows_of(values)
+        rows = one.find_rows(values)
         at = np.flatnonzero(rows >= 0)
         found.add(rows[at], pa.array(row + at))
         known.append(rows[at])
@@ -285,7 +285,7 @@ class _Search:
                 self.read_log = file.path, self.found.rows_of_file
         elif file.kind == "filter":
             path, rows = self.read_log or ("", np.empty(0, np.int64))
-            search_filter(self.keys, file, rows if path == log_of(file.path) else None, self.found)
+            search_filter(self.keys, file, rows if path == log_path(file.path) else None, self.found)
         elif file.kind == "key_file":
             search_key_file(self.keys, file, self.found)
         elif file.kind == "table":
@@ -303,7 +303,7 @@ class _Search:
     def _bytes(self, file: SearchFile) -> None:
         with opened(cached_root(file.root), file.path) as stream:
             check_size(stream, file)
-            search_bytes(self.keys, reader_of(stream, file.shown), 0, file.size, self.found)
+            search_bytes(self.keys, make_reader(stream, file.shown), 0, file.size, self.found)
         if self.keys.n_short and file.size:
             expected = f"keys of {LEAST_TEXT_KEY} bytes or more"
             problem = Problem("side_file", file.shown, 0, expected, f"{self.keys.n_short} shorter ones")
@@ -312,6 +312,6 @@ class _Search:
             )
 
 
-def log_of(path: str) -> str:
+def log_path(path: str) -> str:
     """Return the path of the log that a filter belongs to."""
     return f"{path.removesuffix('.filter')}.log"

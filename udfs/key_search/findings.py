@@ -166,7 +166,7 @@ def unpacked(data: bytes) -> Any:
     return pa.ipc.open_stream(data).read_all() if data else _FINDINGS.empty_table()
 
 
-def findings_of(part: Any, files: Sequence[SearchFile]) -> dict[str, Any]:
+def finding_columns(part: Any, files: Sequence[SearchFile]) -> dict[str, Any]:
     """Return findings of a task, a pa.RecordBatch, as columns by name, without the key: where each one is."""
     number = part["file"]
 

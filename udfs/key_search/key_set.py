@@ -105,7 +105,7 @@ class KeySet:
             out[np.flatnonzero(same)[np.asarray(equal)]] = rows[same][np.asarray(equal)]
         return out
 
-    def rows_of(self, values: Any) -> np.ndarray:
+    def find_rows(self, values: Any) -> np.ndarray:
         """Return int64[n]: the row of each value of a pa.Array of bytes or text in the set; -1: not there, or null."""
         values = values.cast(pa.large_binary())
         high = hashes_of(values, self.secret)[:, 1]

@@ -267,7 +267,7 @@ class _Fold:
             return
         entries = self.state.entries()
         if self.headless and archived is None:
-            self._say_headless()
+            self._report_headless()
             return
         if archived is None:
             if self.plan.target.mode == "check" and (at_end or not len(entries)):
@@ -293,10 +293,10 @@ class _Fold:
             self.done.files.append(_as_it_is(place, "same", verdict))
             self._load(offset, archived)
             return
-        self._say_headless()
+        self._report_headless()
         self.done.files.append(_as_it_is(place, "impossible", verdict))
 
-    def _say_headless(self) -> None:
+    def _report_headless(self) -> None:
         note = (
             f"{self.plan.folder}: the log begins at offset {self.log_start}, and neither "
             f"{names.LOG_START_OFFSET_CHECKPOINT} nor {names.LEADER_EPOCH_CHECKPOINT} says so: which transactions were "
@@ -376,7 +376,7 @@ class _Fold:
             self.done.files.append(impossible(place.path, place.kind, bad))
         elif _is_headless(self.plan, outcomes[0].base_offset):  # the file would say that the log begins there
             if epochs or path is not None:
-                self._say_headless()
+                self._report_headless()
             if path is not None:
                 self.done.files.append(_as_it_is(place, "impossible", verdict))
         elif epochs or path is not None:

@@ -133,7 +133,7 @@ class LogWalk:
             f"{size} bytes",
             base_offset=max(base, -1),
         )
-        return self._go_on(error, position, later)
+        return self._continue_after(error, position, later)
 
     def _add_too_large(self, batches: np.ndarray) -> None:
         """Add a row for each batch above the limit that the buffer holds nevertheless: the buffer must not decide."""
@@ -148,7 +148,7 @@ class LogWalk:
             self.unread_bytes += end - position
             self.end_position = end
             return end
-        return self._go_on(error, position, self._by_index(position))
+        return self._continue_after(error, position, self._by_index(position))
 
     def _behind(self, position: int, raw: np.ndarray, previous: int) -> int | None:
         """Return the position at which the walk continues behind the bad batch at `position`, which is noted."""
@@ -157,9 +157,9 @@ class LogWalk:
         if size >= LOG_OVERHEAD + MIN_LEGACY_SIZE and (end == self.size or self._is_plausible(end, previous)):
             self.end_position = end
             return end
-        return self._go_on(None, position, self._by_index(position))
+        return self._continue_after(None, position, self._by_index(position))
 
-    def _go_on(self, error: LogFormatError | None, position: int, later: int | None) -> int | None:
+    def _continue_after(self, error: LogFormatError | None, position: int, later: int | None) -> int | None:
         skipped = (self.size if later is None else later) - position
         self.unread_bytes += skipped
         how = "to the end of the file" if later is None else f"up to byte {later}, where the index names a batch"

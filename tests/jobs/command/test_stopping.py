@@ -99,8 +99,8 @@ def test_in_a_thread_nothing_is_heard():
 
 def test_only_the_first_reason_counts():
     stop, why = Stop(), TerminatedError()
-    stop.ask(why)
-    stop.ask(InterruptedRunError())
+    stop.request_end(why)
+    stop.request_end(InterruptedRunError())
     assert stop.asked.result() is why
 
 

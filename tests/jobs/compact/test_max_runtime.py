@@ -58,7 +58,7 @@ def over_after_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         elif step == "segments scanned":
             scans.append(step)
             if len(scans) == 2:
-                stops[0].ask(OutOfTimeError())
+                stops[0].request_end(OutOfTimeError())
                 gave_up.wait(60)
 
     real = waves.ended_in_time
@@ -146,7 +146,7 @@ def test_spark_s_tasks_end_in_time_too(spark: Any, tmp_path: Path, monkeypatch: 
 
     def first(self: Any, item: int, result: Any = None) -> None:
         ended(self, item, result)
-        stops[0].ask(OutOfTimeError())
+        stops[0].request_end(OutOfTimeError())
 
     with monkeypatch.context() as patch:
         patch.setattr(waves, "ended_in_time", limited)

@@ -24,7 +24,7 @@ from lastkey.jobs.store.paths import AUDIT_KEY
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from lastkey.udfs.audit.versions import hashed_keys
-from lastkey.udfs.key_search.findings import findings_of
+from lastkey.udfs.key_search.findings import finding_columns
 from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.storage import exists, open_root
 from tests.builders.logs import START_MS, write_partition
@@ -55,7 +55,7 @@ def searched(
     rows = []
     for table, files in sought.tables():
         for part in table.to_batches():
-            columns = findings_of(part, files) | {"key": pa.array(keys).take(part["key"])}
+            columns = finding_columns(part, files) | {"key": pa.array(keys).take(part["key"])}
             rows += pa.table(columns).to_pylist()
     return sought, rows
 

@@ -83,7 +83,7 @@ def test_settings_of_the_user_win(spark):
     conf.set(style, conf.get(style), "spark")  # a default, but of the user's choice
     conf.set(PROVIDER, conf.getRaw(PROVIDER), "yarn-site.xml")  # a cluster's file that repeats all defaults
     for ours in ("one", "two"):  # ours may change
-        connector.tell(hadoop, conf, {endpoint: "http://ours", region: ours, style: "true", PROVIDER: "P"})
+        connector.configure(hadoop, conf, {endpoint: "http://ours", region: ours, style: "true", PROVIDER: "P"})
     assert [conf.get(name) for name in (endpoint, region, style, PROVIDER)] == ["http://mine", "two", "false", "P"]
 
 

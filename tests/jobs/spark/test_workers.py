@@ -53,11 +53,11 @@ def test_reads_of_tasks_are_counted_and_unneeded_tasks_end() -> None:
     heard = Heard()
 
     def work(item: int) -> None:
-        io_counts.tell(7)
+        io_counts.notify(7)
         if item:
             begun.set()
             assert go_on.wait(PATIENCE)
-            io_counts.tell(8)
+            io_counts.notify(8)
             raise AssertionError
 
     workers = Threads(1)
@@ -130,8 +130,8 @@ def test_of_tasks_of_spark_the_same_is_heard(spark) -> None:  # type: ignore[no-
     heard = Heard()
 
     def work(item: int) -> int:
-        io_counts.tell(item)
-        io_counts.tell(1)
+        io_counts.notify(item)
+        io_counts.notify(1)
         return -item
 
     assert run_tasks(spark, work, [10, 20, 30], "work", heard) == [-10, -20, -30]

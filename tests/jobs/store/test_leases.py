@@ -13,7 +13,7 @@ import pytest
 
 from lastkey.jobs.errors import RunningError
 from lastkey.jobs.store import leases
-from lastkey.jobs.store.leases import EXPIRY_SECONDS, held_by, hold_lease, wait_until_released
+from lastkey.jobs.store.leases import EXPIRY_SECONDS, describe_conflicting_runs, hold_lease, wait_until_released
 from lastkey.jobs.store.paths import RUNNING
 from lastkey.udfs.storage import open_root
 from tests.builders.faults import Fault, faults
@@ -60,9 +60,9 @@ def test_a_run_holds_its_lease_until_it_ends(root):
     notes = []
     with hold_lease(root, A, KEYS, notes):
         assert files(root) == [f"{A}.json"]
-        (sentence,) = held_by(root, {("b", 0), ("z", 9)}, notes)
+        (sentence,) = describe_conflicting_runs(root, {("b", 0), ("z", 9)}, notes)
         assert f"(pid {os.getpid()}, since 20" in sentence and sentence.endswith("works on b-0")
-        assert held_by(root, {("z", 9)}, notes) == []
+        assert describe_conflicting_runs(root, {("z", 9)}, notes) == []
     assert files(root) == []
     assert notes == []
 
@@ -106,7 +106,7 @@ def test_a_lease_is_valid_until_it_was_not_renewed_for_the_expiry(root):
     check_refused(root)
     assert path.exists()
     put_lease(root, age_seconds=EXPIRY_SECONDS + 1)
-    assert held_by(root, KEYS, []) == []
+    assert describe_conflicting_runs(root, KEYS, []) == []
     assert path.exists()  # only a run that takes a lease deletes it
     assert check_goes_on(root) == [A]
     assert not path.exists()
@@ -215,7 +215,7 @@ def test_in_a_bucket_too():
                 raise AssertionError
             with hold_lease(root, C, {("c", 0)}, notes):
                 pass
-        assert held_by(root, KEYS, notes) == []
+        assert describe_conflicting_runs(root, KEYS, notes) == []
         put_lease(root)  # of a killed run
         with pytest.raises(RunningError, match="found a run on far"), hold_lease(root, B, KEYS, notes):
             raise AssertionError

@@ -17,7 +17,7 @@ from lastkey.jobs.command.store_options import RebuildStateOptions, RestoreOptio
 from lastkey.jobs.errors import ConflictError, JobError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store import writing
-from lastkey.jobs.store.generations import going_back
+from lastkey.jobs.store.generations import make_rollback
 from lastkey.jobs.store.rows import PartitionState
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import TopicFilter
@@ -70,7 +70,7 @@ def test_how_a_partition_stood_before_a_rollback_is_not_said_of_the_generation_t
     writing.commit_wave(state, [first])
     writing.commit_wave(state, [second])
     said = row(PartitionState, topic="t", partition=0, state="dirty", generation=2, run_id=run_id(3))
-    writing.commit_wave(open_state(str(tmp_path)), [going_back(first, 3, run_id(9), run_id(2), 0, None)])
+    writing.commit_wave(open_state(str(tmp_path)), [make_rollback(first, 3, run_id(9), run_id(2), 0, None)])
     writing.set_states(state, [said])  # of a compact that looked at generation 2
     assert ("t", 0) not in state.states()
 

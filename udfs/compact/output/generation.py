@@ -42,7 +42,7 @@ from lastkey.udfs.compact.scan.analyse import Analysis
 from lastkey.udfs.compact.scan.due import expired, listed_times
 from lastkey.udfs.compact.scan.facts_files import write_secret
 from lastkey.udfs.compact.scan.scan_segment import read_again
-from lastkey.udfs.compact.scan.transactions import denied, open_at
+from lastkey.udfs.compact.scan.transactions import open_at, producers_with_unknown_outcome
 from lastkey.udfs.read_back import check_written
 from lastkey.udfs.segments import (
     ReadFile,
@@ -324,7 +324,7 @@ def _producers_inside(plan: PartitionPlan, analysis: Analysis, number: int, offs
 def _valid_snapshot(file: SideFile, opened: np.ndarray) -> bytes | None:
     with unless_unreadable():
         data = read_side_file(file)
-        return None if len(denied(producer_snapshot.read(data, file.path), opened)) else data
+        return None if len(producers_with_unknown_outcome(producer_snapshot.read(data, file.path), opened)) else data
     return None
 
 

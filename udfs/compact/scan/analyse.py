@@ -36,16 +36,16 @@ from lastkey.udfs.compact.scan.scan_partition import (
     until_high_watermark,
 )
 from lastkey.udfs.compact.scan.transactions import (
+    add_open_transactions,
     by_marker,
     check_ends_known,
-    denied,
     discardable_batches,
     note_undecided,
     open_at,
     open_batches,
+    producers_with_unknown_outcome,
     undecided_batches,
     with_index_entries,
-    with_open,
 )
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.segments import TXN_BATCH, LastBatch, SegmentScan, new_segment, read_side_file
@@ -115,7 +115,7 @@ def analyse(
     undecided, witnesses, transactions = undecided_batches(rows, plan.input.log_start_offset)
     note_undecided(scans, transactions, notes)
     undecided, witnesses = rows["base_offset"][undecided], rows["base_offset"][witnesses]
-    final, is_denied = _final_producers(plan, scans, log_end, producers[-1], open_at(open_ones, log_end), notes)
+    final, denied_batches = _final_producers(plan, scans, log_end, producers[-1], open_at(open_ones, log_end), notes)
     producers[-1] = final.entries()
     cleanable, due, held_back = cleanable_now(plan, scans, log_end, final, rows, extent)
     sealed = plan.run.sealed and len(scans) == len(plan.input.segments) and not scans[-1].reached_end_offset
@@ -129,10 +129,10 @@ def analyse(
     result = replace(result, notes=tuple(notes), log=replace(result.log, last_batch=last_batch, gaps=gaps))
     affected = range(0) if due else affected_sources(plan, scans, log_end, final, sealed)
     end = cleanable.first_uncleanable_offset if due else scans[0].first_offset
-    check_ends_known(plan, scans, gaps, end, is_denied)
+    check_ends_known(plan, scans, gaps, end, denied_batches)
     if nothing and not affected:
         return result
-    in_index, index_only = with_index_entries(plan, scans, aborted, end, is_denied, notes)
+    in_index, index_only = with_index_entries(plan, scans, aborted, end, denied_batches, notes)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.first_offset < end)])
     discardable, kept_abort = discardable_batches(rows, aborted)
     discardable[np.isin(rows["base_offset"], undecided)] = False
@@ -210,17 +210,17 @@ def _final_producers(
     """
     state, path = _loaded_producers(plan, scans, log_end, notes)
     entries = state.entries()
-    is_denied = denied(entries, opened)
-    if not len(is_denied):
-        return state, is_denied
-    oldest = is_denied[np.argmin(is_denied["first_offset"])]
-    more = f", and {len(is_denied) - 1} more" if len(is_denied) > 1 else ""
+    denied_batches = producers_with_unknown_outcome(entries, opened)
+    if not len(denied_batches):
+        return state, denied_batches
+    oldest = denied_batches[np.argmin(denied_batches["first_offset"])]
+    more = f", and {len(denied_batches) - 1} more" if len(denied_batches) > 1 else ""
     notes.append(
         f"{path}: expected the transaction of producer {oldest['producer_id']}, open from offset "
         f"{oldest['first_offset']} on{more}, because no marker in the log ends it, found none; the log decides, and "
         "nothing is cleaned from there on"
     )
-    return ProducerState.from_snapshot(with_open(entries, is_denied, replayed)), is_denied
+    return ProducerState.from_snapshot(add_open_transactions(entries, denied_batches, replayed)), denied_batches
 
 
 def _loaded_producers(

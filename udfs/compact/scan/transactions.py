@@ -155,7 +155,7 @@ def open_at(batches: np.ndarray, offset: int) -> np.ndarray:
     return out
 
 
-def denied(entries: np.ndarray, opened: np.ndarray) -> np.ndarray:
+def producers_with_unknown_outcome(entries: np.ndarray, opened: np.ndarray) -> np.ndarray:
     """Return the open transactions, among OPEN_BATCH[n], that a snapshot, ENTRY[m], does not know or lets begin
     later.
     """
@@ -169,7 +169,7 @@ def denied(entries: np.ndarray, opened: np.ndarray) -> np.ndarray:
     return out
 
 
-def with_open(entries: np.ndarray, opened: np.ndarray, replayed: np.ndarray) -> np.ndarray:
+def add_open_transactions(entries: np.ndarray, opened: np.ndarray, replayed: np.ndarray) -> np.ndarray:
     """Return the producers of a snapshot, ENTRY[n], with the open transactions that it denies, OPEN_BATCH[m].
 
     replayed: ENTRY[k], producers by the log alone, for those that the snapshot does not know.
@@ -256,19 +256,19 @@ _MOST_NAMED: Final = 3  # entries of one `.txnindex`, or transactions, in notes
 
 
 def check_ends_known(
-    plan: PartitionPlan, scans: Sequence[SegmentScan], gaps: Sequence[Gap], end: int, is_denied: np.ndarray
+    plan: PartitionPlan, scans: Sequence[SegmentScan], gaps: Sequence[Gap], end: int, denied_batches: np.ndarray
 ) -> None:
     """Raise LogFormatError if a transaction's end may be lost in a gap, so that the outcome is unknown.
 
-    A transaction without a marker is open, so its data lies at or above `end`, except if `is_denied`, OPEN_BATCH[m],
-    contains it: a snapshot behind the gap shows that it ended. Data below the log start does not count.
+    A transaction without a marker is open, so its data lies at or above `end`, except if `denied_batches`,
+    OPEN_BATCH[m], contains it: a snapshot behind the gap shows that it ended. Data below the log start does not count.
     """
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans)])
     rows = rows[rows["last_offset"] >= plan.input.log_start_offset]
     lost = sorted((gap for gap in gaps if gap.lost), key=lambda gap: gap.first)
     first, last = np.array([(gap.first, gap.last) for gap in lost], np.int64).reshape(-1, 2).T
     undecided = possibly_ended_in(rows, first, last) if len(rows) else np.empty(0, np.int64)
-    undecided = undecided[at_stake(rows[undecided], end, is_denied)]
+    undecided = undecided[undecidable_rows(rows[undecided], end, denied_batches)]
     if len(undecided):
         batch = rows[undecided[0]]
         gap = lost[int(np.searchsorted(first, batch["last_offset"], "right"))]
@@ -299,11 +299,11 @@ def note_undecided(scans: Sequence[SegmentScan], transactions: np.ndarray, notes
         notes.append(f"{len(transactions) - _MOST_NAMED} more transactions of this partition without a marker")
 
 
-def at_stake(rows: np.ndarray, end: int, is_denied: np.ndarray) -> np.ndarray:
+def undecidable_rows(rows: np.ndarray, end: int, denied_batches: np.ndarray) -> np.ndarray:
     """Return bool[n] for TXN_BATCH[n]: whether a batch lies below the end of the cleaned range, or a snapshot says that
     its producer's transaction has ended.
     """
-    out: np.ndarray = (rows["base_offset"] < end) | np.isin(rows["producer_id"], is_denied["producer_id"])
+    out: np.ndarray = (rows["base_offset"] < end) | np.isin(rows["producer_id"], denied_batches["producer_id"])
     return out
 
 
@@ -312,7 +312,7 @@ def with_index_entries(
     scans: Sequence[SegmentScan],
     aborted: np.ndarray,
     end: int,
-    is_denied: np.ndarray,
+    denied_batches: np.ndarray,
     notes: list[str],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the entries of the new `.txnindex` files for the aborted transactions (ENTRY[m], by replay). The archive's
@@ -320,7 +320,7 @@ def with_index_entries(
     These entries decide nothing. An entry that the log contradicts is skipped, with a note.
 
     Also return the entries of transactions of which only the ABORT marker is left: a broker leaves them in the segments
-    that it does not clean. end: all below is cleaned; is_denied: see check_ends_known.
+    that it does not clean. end: all below is cleaned; denied_batches: see check_ends_known.
     """
     out, log_end = aborted.copy(), max(scans[-1].first_offset, scans[-1].last_offset + 1)
     rows = np.concatenate([s.transactional for s in scans])
@@ -346,7 +346,7 @@ def with_index_entries(
             notes.append(f"{file.path}: {len(contradicted) - _MOST_NAMED} more entries that the log contradicts")
         has_marker, at = same_marker(out["last_offset"], out["producer_id"], entries)
         _check_no_marker_lost(plan, file, scans, entries, aborted)
-        _check_no_end_lost(plan, file, scans, rows, entries, at_stake(rows, end, is_denied))
+        _check_no_end_lost(plan, file, scans, rows, entries, undecidable_rows(rows, end, denied_batches))
         index_only.append(entries[right & ~has_marker])
         same = right & has_marker
         for name in ("first_offset", "last_stable_offset"):
@@ -375,8 +375,10 @@ def _check_no_marker_lost(
         return
     has_marker, at = same_marker(aborted["last_offset"], aborted["producer_id"], entries)
     first = aborted["first_offset"][np.minimum(at, len(aborted) - 1)]
-    at_stake = np.maximum(first, plan.input.log_start_offset)
-    doubtful = has_marker & (entries["first_offset"] > at_stake) & (entries["first_offset"] <= entries["last_offset"])
+    lower_bounds = np.maximum(first, plan.input.log_start_offset)
+    doubtful = (
+        has_marker & (entries["first_offset"] > lower_bounds) & (entries["first_offset"] <= entries["last_offset"])
+    )
     if not doubtful.any():
         return
     rows = np.concatenate([s.transactional for s in scans])
@@ -385,7 +387,7 @@ def _check_no_marker_lost(
     for i in np.flatnonzero(doubtful):
         producer = entries["producer_id"][i]
         begin, end = (int(np.searchsorted(data["producer_id"], producer, side)) for side in ("left", "right"))
-        begin += int(np.searchsorted(data["last_offset"][begin:end], at_stake[i]))
+        begin += int(np.searchsorted(data["last_offset"][begin:end], lower_bounds[i]))
         if begin == end or data["base_offset"][begin] >= entries["first_offset"][i]:
             continue
         raise LogFormatError(
@@ -412,7 +414,7 @@ def _check_no_end_lost(
     that marker ended a transaction whose data is left. By the markers in the log (in `rows`, TXN_BATCH[n]) that data
     would belong to a later transaction, or be committed. A cleaner that removes a marker removes its entry too.
 
-    matters: bool[n], the batches at stake (`at_stake`).
+    matters: bool[n], the batches at stake (`undecidable_rows`).
     """
     bases, ends = np.array([(s.first_offset, s.last_offset + 1) for s in scans], np.int64).T
     at = np.searchsorted(bases, entries["last_offset"], "right") - 1
