@@ -365,7 +365,7 @@ def test_a_wrong_path_fails_at_once(runs):
     assert f"{runs.folder}/nowhere: expected a folder" in runs.result["usage"]["xcom"]["check"]["findings"][0]
 
 
-def test_a_damaged_log_fails_with_what_the_report_says(runs):
+def test_damaged_log_fails_with_the_reported_problem(runs):
     assert _states(runs, "damaged") == ("success", "failed", "upstream_failed")
     result = runs.result["damaged"]
     assert result["tries"]["reindex"] == 1
@@ -425,7 +425,7 @@ def test_a_task_that_is_killed_takes_the_job_with_it(runs):
             os.kill(pid, 0)
 
 
-def test_a_night_compacts_verifies_and_says_what_is_still_needed(runs):
+def test_nightly_dag_compacts_verifies_and_reports_needed_segments(runs):
     dag = runs.structure["dags"]["lastkey_compact"]
     rows = re.findall(r"^\| `(\w+)` \| ", README.split("## Compact at night")[1], re.MULTILINE)
     assert rows == list(dag["params"])

@@ -171,7 +171,7 @@ def test_a_file_that_is_another_one_now_and_all_above_it_are_needed(lab, capsys)
     assert (found["needed_from"], "changed" in found["kinds"]) == (int(second.stem), True)
 
 
-def test_a_store_that_never_said_what_it_read_needs_all(lab, capsys):
+def test_store_without_read_ranges_needs_all_segments(lab, capsys):
     """A generation of an older version has no `archived_files`."""
     night(lab, 4)
     state = lab.state()

@@ -116,7 +116,7 @@ def test_a_table_whose_commits_cannot_be_read_is_not_taken_for_none(
         open_state(str(tmp_path)).checkpoints()
 
 
-def test_a_vacuum_continues_where_a_file_is_gone_already(tmp_path: Path) -> None:
+def test_vacuum_ignores_files_that_are_already_deleted(tmp_path: Path) -> None:
     """Another writer used the name, or the server accepted the request and its answer was lost."""
     maker = StoreMaker(tmp_path)
     for generation in (1, 2, 3):

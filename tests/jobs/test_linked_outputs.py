@@ -203,7 +203,7 @@ def test_a_file_that_came_during_the_run_stays(tmp_path: Path) -> None:
         assert path.is_symlink() and not (tmp_path / "nothing").exists()
 
 
-def test_a_missing_folder_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_folder_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = Path(__file__).resolve().parents[2] / "examples" / "topics-described.txt"
     assert main(["policies", str(source), "--output", str(tmp_path / "no" / "file")]) == USAGE
     assert f"expected a folder {tmp_path / 'no'}, found none" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path / "archive"
 
 
-def test_an_archive_says_what_it_leaves_out(archive):
+def test_archive_names_ignored_entries(archive):
     found = listed(str(archive))
     assert list(found.partitions) == [("users", 0)]
     assert found.notes == [f"{archive}: 3 names that are not UTF-8; left out"]

@@ -168,7 +168,7 @@ def test_a_generation_without_a_manifest_is_listed(lab: Lab) -> None:
     assert [note.partition(":")[0] for note in report.notes] == [f"segments/t-0/{lab.folder_of(1).name}"]
 
 
-def test_a_rollback_comes_back_as_it_was(lab: Lab) -> None:
+def test_rebuilt_rollback_is_unchanged(lab: Lab) -> None:
     rollback.run(RollbackOptions(str(lab.store), 1), Silent())
     before = _rows(lab)
     _lose(lab)

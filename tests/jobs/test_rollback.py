@@ -124,7 +124,7 @@ def test_an_older_generation_is_current_and_the_next_run_continues_from_it(lab: 
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
 
 
-def test_a_rollback_of_a_rollback_goes_forward_again(lab: Lab) -> None:
+def test_rollback_of_a_rollback_restores_the_newer_generation(lab: Lab) -> None:
     third = _content(lab)
     _rollback(lab, 1)
     assert _rollback(lab, 3).to_json()["partitions"][0]["back_to"] == 3
@@ -184,7 +184,7 @@ def test_what_a_vacuum_has_said_that_it_takes_cannot_come_back(lab: Lab) -> None
 
 
 @pytest.mark.parametrize("what", ["*.index", "*.log", "manifest.json", "*"])
-def test_a_generation_whose_files_are_gone_is_refused(lab: Lab, what: str) -> None:
+def test_generation_with_missing_files_is_refused(lab: Lab, what: str) -> None:
     *_, folder = lab.first
     for path in files_in(folder, what)[: None if what == "*" else 1]:
         path.unlink()

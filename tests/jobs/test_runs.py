@@ -53,7 +53,7 @@ def test_every_partition_for_programs(store, capsys):
     assert [p["anew"] for run in said["runs"] for p in run["partitions"]] == [False, False, True]
 
 
-def test_a_table_of_runs_that_lost_its_newest_commit_is_said(store, capsys):
+def test_table_of_runs_without_its_newest_commit_is_reported(store, capsys):
     log = Path(store) / "state" / "cleaner_runs" / "_delta_log"
     (log / f"{1:020}.json").unlink()
     assert cli.main(["runs", "--store", store, "--json"]) == DONE

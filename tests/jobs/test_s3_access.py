@@ -96,7 +96,7 @@ def test_a_bucket_that_cannot_be_used_is_one_line(port, name, capsys):
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_delta_says_the_same(port, name, monkeypatch):
+def test_delta_reports_the_same(port, name, monkeypatch):
     """delta-rs, asked after pyarrow found nothing wrong, gives the same reason. It tries again for eight seconds, here
     where the server is busy alone.
     """
@@ -309,7 +309,7 @@ def test_a_key_under_which_no_table_can_lie(port, key):
         table.check_fit(open_root(f"{BUCKET}/{key}"))
 
 
-def test_a_commit_is_conditional_whatever_the_environment_says(port):
+def test_commit_is_conditional_in_every_environment(port):
     given = {"AWS_CONDITIONAL_PUT": "disabled", "AWS_S3_ALLOW_UNSAFE_RENAME": "true", "AWS_SKIP_SIGNATURE": "true"}
     with environment(given):
         change(f"{BUCKET}/conditional", a=1)

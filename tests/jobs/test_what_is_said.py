@@ -238,7 +238,7 @@ def report_of(capsys: pytest.CaptureFixture[str], archive: Path, *words: Any) ->
 
 
 @pytest.mark.slow
-def test_a_report_without_settings_says_what_compaction_would_save(archive, tmp_path, capsys):
+def test_report_without_settings_estimates_savings(archive, tmp_path, capsys):
     write_partition(archive / "u-0", "a=1 a=2 b=1 b=2 | a=3 || c=1")
     write_partition(archive / "keyless-0", "-=1 -=2 a=1 a=2 || c=1")
     report, text, page = report_of(capsys, archive)

@@ -48,7 +48,7 @@ def read(folder: Path) -> Committed:
     return gather([read_commits(partition) for partition in partitions if partition.topic in TOPICS])
 
 
-def test_every_group_committed_what_the_broker_says(delivered):
+def test_committed_offsets_equal_the_brokers(delivered):
     folder, answers, ends = delivered
     found = read(folder)
     ours: Answers = {}

@@ -258,7 +258,7 @@ def test_stores_of_javas_are_made_into_what_the_client_reads(tmp_path, capsys):
     AdminClient(client_settings("127.0.0.1:1", str(file)))  # it reads them at once, and raises for others
 
 
-def test_a_refused_login_is_said_without_its_password(cluster):
+def test_refused_login_is_reported_without_its_password(cluster):
     code, said = cluster.refused
     assert code == ENVIRONMENT
     assert "SASL authentication error" in said and "wrong1" not in said

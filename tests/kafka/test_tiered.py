@@ -129,7 +129,7 @@ def test_a_brokers_remote_segments_are_cleaned_as_by_kafka_and_served(broker, tm
         assert batches_and_records(again / name) == batches_and_records(output / name), name
 
 
-def test_copies_that_were_uploaded_again_are_left_out_and_said(broker, capsys):
+def test_repeated_uploads_are_skipped_and_reported(broker, capsys):
     assert run("verify", broker.remote, "--sealed", "--engine", "threads") == 0
     said = capsys.readouterr().out
     assert "after a change of leaders the others hold the same offsets" in said

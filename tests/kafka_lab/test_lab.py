@@ -64,7 +64,7 @@ def test_what_a_consumer_reads_is_what_the_files_hold(written):
     assert whole.data_sha256 == read["orders-0", "read_uncommitted"].data_sha256
 
 
-def test_a_broker_that_fails_says_why_and_leaves_nothing(tmp_path):
+def test_failing_broker_reports_its_reason_and_leaves_no_process(tmp_path):
     broker = Broker(tmp_path, {"num.io.threads": "many"})
     with pytest.raises(LabError, match="many"):
         broker.start()
@@ -214,7 +214,7 @@ def test_a_version_that_is_no_reference_is_refused():
         reference({"LASTKEY_KAFKA_VERSION": "4.2.0"})
 
 
-def test_a_fetch_that_fails_says_so(monkeypatch, tmp_path):
+def test_failed_fetch_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("LASTKEY_KAFKA_DIR", str(tmp_path))
     nowhere = "<ivysettings><settings defaultResolver='none'/></ivysettings>"
     monkeypatch.setattr("tests.kafka_lab.jars._SETTINGS", nowhere)

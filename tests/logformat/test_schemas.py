@@ -29,7 +29,7 @@ def test_record_columns_are_those_of_sparks_kafka_source():
 
 
 @pytest.mark.parametrize("schema", [RECORDS, BATCHES, INDEX, PROBLEMS], ids=["records", "batches", "index", "problems"])
-def test_every_column_says_what_it_means(schema):
+def test_every_column_has_a_description(schema):
     assert len(schema)
     for field in schema:
         assert field.metadata[b"meaning"]

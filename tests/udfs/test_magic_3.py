@@ -43,7 +43,7 @@ def segments_of(outcome: Outcome) -> list[tuple[int, list[object], bytes]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_compaction_leaves_the_same_whatever_the_formats(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
+def test_compaction_result_is_independent_of_formats(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
     """The archive in either format, in one task and in several; the store is in magic 2."""
     case = cases[name]
     for partition in case.partitions:

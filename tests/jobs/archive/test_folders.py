@@ -73,7 +73,7 @@ def test_two_folders_of_a_partition_are_a_problem(tmp_path: Path, second: str) -
     assert {found.problem.path, found.problem.found.removeprefix("the same partition in ")} == {one, other}
 
 
-def test_a_compaction_reads_only_what_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compaction_reads_only_the_selected_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     archive, store = tmp_path / "archive", tmp_path / "store"
     name = marked(archive, "t-0", "stray")
     words = ["compact", archive, "--store", store, "--topics", "*", "--cleanup-policy", "compact", "--sealed"]

@@ -94,7 +94,7 @@ def test_without_the_remote_segments_it_is_said_where_they_are(tmp_path, capsys)
     assert read("kafka_log", archive, startingOffsets=json.dumps({"t": {"0": 100}}))["offset"][0].as_py() == 100
 
 
-def test_a_later_run_asks_for_remote_storage_where_local_segments_have_gone(tmp_path, capsys):
+def test_later_run_requires_remote_storage_for_deleted_local_segments(tmp_path, capsys):
     """The generation uses archived segments that the broker deleted, and then lacks offsets that only remote storage
     has: the log is neither replaced nor cut short.
     """

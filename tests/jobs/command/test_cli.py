@@ -255,7 +255,7 @@ def test_the_reports_exit_code_comes_through(job, code):
     assert cli.main(["compact", "A", "--store", "S"]) == code
 
 
-def test_an_error_says_path_expected_found_and_what_to_do(job, capsys):
+def test_error_has_path_expected_found_and_remedy(job, capsys):
     job.outcome = MISSING_FILE(path="t-0/1.log", expected="10 bytes", found="no such file")
     assert cli.main(["restore", "--store", "S", "--output", "D", "--json"]) == errors.PROBLEMS
     out, err = capsys.readouterr()
@@ -369,7 +369,7 @@ def test_spark_s_local_folders_are_among_the_places_of_a_full_disk(job, capsys, 
     assert (error["path"], error["found"]) == (str(tmp_path / "a b"), "No space left on device, 1 B free")
 
 
-def test_a_disk_without_inodes_is_not_said_to_have_room(job, capsys, tmp_path, monkeypatch):
+def test_disk_without_inodes_is_reported_as_full(job, capsys, tmp_path, monkeypatch):
     real = os.statvfs
     full = types.SimpleNamespace(f_files=100, f_favail=0)
     monkeypatch.setattr(os, "statvfs", lambda path: full if Path(path) == tmp_path else real(path))
@@ -719,7 +719,7 @@ def test_a_worker_that_cannot_run_our_code_is_reported_in_one_line(job, capsys, 
     assert "PYSPARK_PYTHON" in line
 
 
-def test_a_module_that_this_process_lacks_is_not_said_of_workers(job, capsys):
+def test_module_missing_in_this_process_is_not_blamed_on_workers(job, capsys):
     job.outcome = ModuleNotFoundError("No module named 'x'")
     assert cli.main(["verify", "A"]) == errors.UNEXPECTED
     assert "workers" not in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_metrics_of_a_compaction(place: Place) -> None:
     assert [path.name for path in place.metrics.parent.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_run_that_fails_tells_it(place: Place, tmp_path: Path) -> None:
+def test_failed_run_is_reported(place: Place, tmp_path: Path) -> None:
     write_partition(tmp_path / "archive" / "t-0", "a=1||")
     assert place.compact("--topics", "other") == USAGE
     found = place.samples()

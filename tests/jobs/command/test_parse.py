@@ -54,7 +54,7 @@ def test_a_span_that_ends_before_it_begins():
         parse_span("--offset", "10..5", int)
 
 
-def test_a_span_of_times_says_what_is_wrong_with_a_time():
+def test_invalid_time_in_a_span_is_explained():
     assert parse_span("--time", "1970-01-01T00:00:01Z..2000", parse_time) == (1000, 2000)
     with pytest.raises(UsageError, match=r"^no such time: noon"):
         parse_span("--time", "noon..", parse_time)

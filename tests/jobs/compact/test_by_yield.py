@@ -222,9 +222,7 @@ def test_a_restored_generation_may_take_the_archives_place(five_nights: Nights) 
     nights.job("verify")
 
 
-def test_files_of_keys_are_private_and_nothing_tells_the_key(
-    five_nights: Nights, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_key_files_are_private_and_contain_no_key(five_nights: Nights, capsys: pytest.CaptureFixture[str]) -> None:
     for path in five_nights.beside("*"):
         if path.suffix in (".facts", ".filter", ".keys", ".key"):
             assert path.stat().st_mode & 0o077 == 0, path

@@ -83,7 +83,7 @@ def _row(size: int, superseded: int) -> Segment:
     return Segment("/none", "t-0/0.log", 0, size, 0, last_offset=8, batches=1, records=100, superseded=superseded)
 
 
-def test_a_budget_goes_where_most_is_dead_and_to_whole_runs_that_it_suffices_for() -> None:
+def test_budget_prefers_dead_records_and_affordable_full_runs() -> None:
     """In equal parts, 25 bytes for each, it would suffice for nothing."""
     dead = {
         0: (20, 30),

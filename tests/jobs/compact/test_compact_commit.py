@@ -76,7 +76,7 @@ def test_all_files_of_the_folder_are_among_them(second):
     assert {f"2/{p.name}" for p in maker.run_folder("t", 0, 2).iterdir()} == {*FILES[:-1], "2/committed"}
 
 
-def test_a_folder_that_is_gone(second):
+def test_missing_folder(second):
     maker, commit = second
     for path in maker.run_folder("t", 0, 2).iterdir():
         path.unlink()
@@ -85,7 +85,7 @@ def test_a_folder_that_is_gone(second):
         check_files(open_root(str(maker.store)), [commit])
 
 
-def test_a_run_that_comes_second_says_nothing_of_what_a_vacuum_has_taken(second):
+def test_conflicting_run_does_not_report_files_that_vacuum_deleted(second):
     """Only a .log of generation 1 is left, which generation 2 names. With `committed` beside it, it would look like a
     generation whose manifest is lost, and vacuum would leave the partition alone from then on.
     """

@@ -93,7 +93,7 @@ def first(spark, cases, now_ms, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_dry_run_writes_nothing_and_says_what_the_run_then_does(first):
+def test_dry_run_writes_nothing_and_predicts_the_run(first):
     dry, report = first.dry, first.report
     assert first.after_dry == first.before  # also no store's folder
     assert dry.exit_code == report.exit_code == 3

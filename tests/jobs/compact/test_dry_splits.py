@@ -17,7 +17,7 @@ from tests.golden import Case
 
 @pytest.mark.parametrize("name", ["few-keys", "txn-none", "none-tomb", "zstd-headers"])
 @pytest.mark.parametrize("strategy", ["offset", "timestamp"])
-def test_it_says_what_one_task_says(
+def test_several_tasks_report_the_same_as_one(
     name: str, strategy: str, cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, temporary = cases[name], tmp_path / "tmp"

@@ -101,7 +101,7 @@ YIELD = '[topics."*"]\n"cleanup.policy" = "compact"\n"compaction.schedule" = "yi
 
 @pytest.mark.parametrize("settings", ["", DELETE, BLOCKS, YIELD], ids=["compact", "delete", "blocks", "yield"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
-def test_an_empty_partition_comes_back_where_it_ended(place: Place, shape: Any, settings: str) -> None:
+def test_empty_partition_is_restored_with_its_end_offset(place: Place, shape: Any, settings: str) -> None:
     shape(place)
     before, config = tree(place.archive.parent), place.root / "settings.toml"
     config.write_text(settings)

@@ -27,7 +27,7 @@ def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Place:
     ],
     ids=["sealed", "active"],
 )
-def test_an_archive_that_is_not_needed_any_more_can_go(place: Place, options: tuple[str, ...], answer: str) -> None:
+def test_unneeded_archive_can_be_deleted(place: Place, options: tuple[str, ...], answer: str) -> None:
     place.write(LOG)
     code, said = place.compact(*options)
     assert (code, answer in said) == (0, True)

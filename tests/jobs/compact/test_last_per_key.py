@@ -37,7 +37,7 @@ def test_the_last_record_of_each_key(spark: SparkSession, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_large_partition_keeps_what_the_window_says(spark: SparkSession, tmp_path: Path) -> None:
+def test_large_partition_equals_the_window(spark: SparkSession, tmp_path: Path) -> None:
     rng = random.Random(5)
     for partition in range(2):
         folder = tmp_path / "archive" / f"t-{partition}"

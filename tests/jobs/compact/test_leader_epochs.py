@@ -63,7 +63,7 @@ def test_what_is_lost_is_not_made_of_a_cleaned_log(lab: Lab) -> None:
     assert later(lab) == KNOWN
 
 
-def test_epochs_go_with_the_log_start(lab: Lab) -> None:
+def test_epochs_below_the_log_start_are_removed(lab: Lab) -> None:
     give_up(lab, "0\n2\n5 5\n7 6\n")
     offset_checkpoint(lab.archive / "log-start-offset-checkpoint", {"t-0": 5})
     assert later(lab) == "0\n2\n5 5\n7 6\n"

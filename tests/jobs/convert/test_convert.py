@@ -45,7 +45,7 @@ def times_of(folder: Path) -> dict[str, int]:
     return {str(p.relative_to(folder)): p.stat().st_mtime_ns // 1_000_000 for p in folder.rglob("*") if p.is_file()}
 
 
-def test_an_archive_comes_back_byte_for_byte(archive: Path, tmp_path: Path) -> None:
+def test_conversion_to_magic_3_and_back_restores_the_archive(archive: Path, tmp_path: Path) -> None:
     times = times_of(archive)
     torn = files_in(archive, "**/none-tomb-0/*.log")[-1]
     torn.write_bytes(torn.read_bytes()[:-40])

@@ -267,7 +267,7 @@ def test_a_partition_that_cannot_be_read_when_a_stream_begins(tmp_path):
     assert stream().initialOffset() == {"t": {"0": 1, "1": 9}}  # above its end: nothing below can ever be read
 
 
-def test_a_partition_that_is_gone_is_reported_beside_damage_that_is_quarantined(tmp_path):
+def test_missing_partition_is_reported_beside_quarantined_damage(tmp_path):
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1")
     with raises_kind(DATA_LOSS, match="t-1: expected offset 1, where the stream continues, found no such"):

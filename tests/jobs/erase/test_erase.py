@@ -125,7 +125,7 @@ def test_an_erasure_of_a_recompressed_store(tmp_path: Path, recompress: bool) ->
     assert world.erase("ann", check=True, no_archive=True).result == "gone"
 
 
-def test_a_digest_is_what_openssl_says(tmp_path: Path) -> None:
+def test_digest_equals_openssl(tmp_path: Path) -> None:
     """A user who has the key file can test whether a key was erased."""
     world = made(tmp_path, "ann=1", "b=1")
     world.erase("ann")

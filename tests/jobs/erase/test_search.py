@@ -127,9 +127,7 @@ def test_keys_in_the_tables_of_audits(spark: Any, lab: Path, capsys: pytest.Capt
         assert THERE.encode() not in log.read_bytes()  # so that they need not be searched
 
 
-def test_damage_that_holds_the_key_is_not_read_and_the_key_not_gone(
-    lab: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_key_in_damaged_bytes_is_not_reported_as_absent(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(lab / "archive")
     write_partition(lab / "archive" / "t-0", f"{{codec=gzip}} {GONE}=1 a=1")
     log = lab / "archive" / "t-0" / "00000000000000000000.log"
@@ -142,7 +140,7 @@ def test_damage_that_holds_the_key_is_not_read_and_the_key_not_gone(
     assert rows_of(lab / "proof.json", "footer")[0]["result"] == "unknown"
 
 
-def test_an_archive_that_is_gone_is_a_place_that_was_not_read(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_archive_counts_as_unread(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (lab / "archive").rename(lab / "moved")
     code, told = check(capsys, lab, "--key", GONE)
     assert code == 3 and [p["path"] for p in told["searched"]["problems"]] == [str(lab / "archive")]

@@ -129,7 +129,7 @@ def test_replicas_below_one_folder(tmp_path: Path) -> None:
         run_merge(tmp_path / "cluster" / "broker-1", tmp_path / "other", layout="replicas")
 
 
-def test_a_dry_run_writes_nothing_and_tells_the_same(tmp_path: Path) -> None:
+def test_dry_run_writes_nothing_and_reports_the_same(tmp_path: Path) -> None:
     of = copies(tmp_path)
     hurt(log(of[0], 0), 0)
     dry = run_merge(of, tmp_path / "out", dry_run=True)

@@ -285,7 +285,7 @@ def _flip(path, position):
     path.write_bytes(bytes(data))
 
 
-def test_a_bad_log_in_the_middle_and_what_lies_behind_it(root):
+def test_damaged_log_between_intact_ones(root):
     write_partition(root / "other-0", "a=1 | b=2", index_interval_bytes=0)
     log = root / "t-0" / segment_file(5, "log")
     position = borders(log.read_bytes())[1]
@@ -315,7 +315,7 @@ def test_a_bad_log_in_the_middle_and_what_lies_behind_it(root):
     assert run(root).exit_code == PROBLEMS
 
 
-def test_behind_a_bad_log_an_archived_snapshot_is_gone_on_from(root, sound):
+def test_reading_continues_from_the_snapshot_after_a_damaged_log(root, sound):
     _flip(root / "t-0" / segment_file(5, "log"), 70)
     for base in BASES:
         (root / "t-0" / segment_file(base, "index")).unlink()
@@ -575,7 +575,7 @@ def test_while_files_are_replaced_no_broker_can_start_and_no_second_run(root):
 
 
 @pytest.mark.parametrize("before", [TEXT[: TEXT.rindex(" |")], TEXT[: TEXT.rindex(" ||")]], ids=["grown", "rolled"])
-def test_a_broker_that_comes_and_goes_before_the_lock_is_taken(before, root, tmp_path, monkeypatch):
+def test_broker_that_ends_before_the_lock_is_taken(before, root, tmp_path, monkeypatch):
     """The broker's appends are no damage: its indexes cover more than the log had when it was listed."""
     archive = tmp_path / "before"
     write_partition(archive / "t-0", before, index_interval_bytes=0)

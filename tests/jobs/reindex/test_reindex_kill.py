@@ -110,7 +110,7 @@ def _check_old_or_new(root, good):
 @pytest.mark.parametrize(
     ("mode", "said"), [("--in-place", "each file is the old one or the new one"), ("--output", "remove ")]
 )
-def test_a_run_that_is_asked_to_end_says_what_it_leaves(broken, mode, said, tmp_path):
+def test_interrupted_run_reports_its_leftovers(broken, mode, said, tmp_path):
     good, source = broken
     root, output = tmp_path / "archive", tmp_path / "output"
     shutil.copytree(source, root)

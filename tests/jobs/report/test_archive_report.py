@@ -110,7 +110,7 @@ def test_keys_can_be_hidden(archive):
     assert any(p.hot_keys for p in report.profiles)
 
 
-def test_a_topic_that_a_brokers_cleaner_knows_counts_as_compacted(archive):
+def test_topic_in_a_cleaner_checkpoint_counts_as_compacted(archive):
     (archive / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 2\n")
     found = {p.name(): p for p in profile_archive(options(archive), Silent()).profiles}
     assert found["t-0"].compacted and not found["plain-0"].compacted
@@ -142,7 +142,7 @@ def test_a_segment_that_is_missing(tmp_path, compacted):
     assert (report.exit_code, [p.total("records") for p in report.profiles]) == (0, [36])
 
 
-def test_an_archive_of_damage_alone_is_not_said_to_hold_no_partition(tmp_path):
+def test_damaged_archive_is_not_reported_as_empty(tmp_path):
     write_partition(tmp_path / "archive" / "t-0", "a=1 b=1")
     (log,) = (tmp_path / "archive" / "t-0").glob("*.log")
     log.write_bytes(log.read_bytes()[:-1] + b"\xff")

@@ -70,7 +70,7 @@ def test_a_page_of_several_names_the_archive_on_every_row(archives, tmp_path):
     assert [line.split()[0] for line in printed if line.split()[0] in rows] == rows
 
 
-def test_damage_says_in_which_archive(archives):
+def test_damage_names_its_archive(archives):
     log = next((archives[1] / "t-0").glob("*.log"))
     log.write_bytes(log.read_bytes()[:-1] + b"\xff")
     report = profile_archives(asked(archives), Silent())
@@ -93,7 +93,7 @@ def test_no_archive_counts_twice(archives, tmp_path):
             profile_archives(asked([archives[0], other]), Silent())
 
 
-def test_each_store_goes_with_the_archive_that_it_serves(archives, tmp_path):
+def test_each_store_is_matched_with_its_archive(archives, tmp_path):
     lab = run_nights(tmp_path / "nights", NIGHTS[:2])
     store = str(lab.store)
     report = profile_archives(asked([*archives, lab.archive], stores=store), Silent())

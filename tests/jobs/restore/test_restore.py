@@ -137,7 +137,7 @@ def test_the_generation_that_was_current_at_a_time(three_days, at_ms, generation
 
 
 @pytest.mark.parametrize("back", [-9 * DAY, 9 * DAY])
-def test_a_time_that_a_wrong_clock_makes_doubtful_is_said(maker, back):
+def test_time_in_doubt_after_a_wrong_clock_is_reported(maker, back):
     """The third run's clock was wrong. Its own time cannot be known, so a time before the latest may be another's."""
     for number, time_ms in ((1, NOON), (2, NOON + DAY), (3, NOON + 2 * DAY + back), (4, NOON + 3 * DAY)):
         maker.generation("t", 0, number, {0: bytes([number]) * 9}, started_ms=time_ms)
@@ -170,7 +170,7 @@ def test_a_time_of_which_nothing_is_left_names_the_oldest_that_is(three_days):
     assert not (three_days.folder / "out").exists()
 
 
-def test_a_generation_that_is_gone_may_have_been_current(three_days):
+def test_deleted_generation_may_have_been_current(three_days):
     """The time of generation 2 is unknown, so it is unknown whether generation 1 was current after its own time."""
     shutil.rmtree(three_days.run_folder("t", 0, 2))
     said = r"generation 2: it or an older one was current at .* expected --generation 1 of .* or --generation 3 of "
@@ -309,7 +309,7 @@ class _Vacuum(Silent):
         shutil.rmtree(self.folder)
 
 
-def test_files_that_go_while_a_restore_copies_are_a_conflict(two_generations):
+def test_files_deleted_during_a_restore_are_a_conflict(two_generations):
     out = two_generations.folder / "out"
     options = RestoreOptions(str(two_generations.store), str(out), generation=1)
     with pytest.raises(ConflictError, match=r"when this run began, found .*No such file"):
@@ -326,7 +326,7 @@ class _Interrupted(Silent):
         raise KeyboardInterrupt
 
 
-def test_an_interrupted_restore_leaves_nothing_and_says_so(two_generations, monkeypatch):
+def test_interrupted_restore_leaves_no_files(two_generations, monkeypatch):
     out = two_generations.folder / "out"
     with pytest.raises(KeyboardInterrupt) as raised:
         restore.run(RestoreOptions(str(two_generations.store), str(out)), _Interrupted())
@@ -356,7 +356,7 @@ def test_nothing_more_is_written_once_a_restore_is_given_up(tmp_path):
     assert made.files == ["a"]
 
 
-def test_a_generation_whose_files_are_gone_names_those_still_there(two_generations):
+def test_generation_with_missing_files_names_complete_ones(two_generations):
     first = two_generations.run_folder("t", 0, 1)
     (first / "00000000000000000000.log").unlink()  # vacuum keeps the .log that generation 2 names
     with raises_kind(NO_GENERATION, match=r"t-0: generation 1: its files are gone .*one of: 2"):
@@ -365,7 +365,7 @@ def test_a_generation_whose_files_are_gone_names_those_still_there(two_generatio
         _restore(two_generations, generation=7, topics=TopicFilter(("t",)))
 
 
-def test_an_index_that_is_gone_is_an_error_before_anything_is_written(two_generations):
+def test_missing_index_is_an_error_before_any_write(two_generations):
     (two_generations.run_folder("t", 0, 2) / "00000000000000000200.index").unlink()
     with raises_kind(MISSING_SIDE_FILE, match=r"00000000000000000200\.index"):
         _restore(two_generations)

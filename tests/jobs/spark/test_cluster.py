@@ -398,7 +398,7 @@ def _executors(place: Place) -> list[int]:
     return found
 
 
-def test_an_executor_killed_in_each_stage_costs_time_and_nothing_else(place, local):
+def test_executor_killed_in_each_stage_only_delays_the_run(place, local):
     """In one task a partition, then in several; each stage's first task has done its work and not reported it."""
     holds = Holds(place.node.folder / "kills", dict.fromkeys(STEPS, 1))
     options = (*place.unpacked(), *place.logged("log-4"), "--conf", f"spark.executorEnv.PYTHONPATH={holds.folder}")

@@ -156,7 +156,7 @@ def test_failed_downloads_say_what_to_do(tmp_path, monkeypatch):
     assert "poms without jars" in found.advice
 
 
-def test_a_jvm_that_ended_has_said_why():
+def test_ended_jvm_is_reported_with_a_pointer_to_its_output():
     said = session._start_error(_GATEWAY, {}, None)
     assert said.kind is SPARK_NOT_STARTED
     assert str(said) == "Spark did not start: its JVM ended; the lines above say why"

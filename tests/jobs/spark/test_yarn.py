@@ -171,7 +171,7 @@ def said_by_driver(yarn: Yarn) -> str:
     return [text for name, text in yarn.container_logs().items() if name.endswith("_000001/stdout")][-1]
 
 
-def test_a_container_that_is_killed_costs_a_compact_time_and_nothing_else(yarn, pack, many, config, tmp_path):
+def test_killed_container_only_delays_compact(yarn, pack, many, config, tmp_path):
     assert lastkey.compact(many, tmp_path / "here", config=config, now_ms=NOW_MS).exit_code == 0
     words = (*compact_words(many, tmp_path / "store", config), "--json")
     options = ("--master", "yarn", "--archives", pack, "--conf", "spark.executor.memoryOverhead=200m")

@@ -169,7 +169,7 @@ def _first_folder(root, partition):
     return next((root / "store" / "segments" / f"t-{partition}").glob("1-*"))
 
 
-def test_a_store_starts_over_only_where_nothing_says_that_it_was_committed(begun, capsys):
+def test_store_starts_over_only_without_traces_of_a_commit(begun, capsys):
     assert _compact(begun) == 2
     said = capsys.readouterr().err
     assert "expected this store's tables in state, because segments/t-0/1-" in said

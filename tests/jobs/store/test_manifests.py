@@ -110,7 +110,7 @@ def test_the_manifest_of_another_folder_is_refused(store: Root) -> None:
         manifests.read_manifest(store, f"segments/t-0/{other.name}")
 
 
-def test_files_that_are_not_as_the_manifest_says(store: Root) -> None:
+def test_files_that_contradict_the_manifest(store: Root) -> None:
     commit = _commit()
     commit = replace(commit, run=replace(commit.run, topic_id=None))
     path = _write(store, commit)

@@ -77,7 +77,7 @@ def test_a_data_file_in_the_place_of_another_is_reported(tmp_path: Path) -> None
         content(tmp_path)
 
 
-def test_a_data_file_of_an_older_version_says_no_checksum(tmp_path: Path) -> None:
+def test_data_file_of_an_older_version_has_no_checksum(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "state" / "t", pa.table([["a"], [1]], schema=SCHEMA))
     change(tmp_path, b=2)
     assert content(tmp_path) == {"a": 1, "b": 2}

@@ -50,9 +50,7 @@ def test_a_vacuum_deletes_nothing_where_a_commit_is_torn(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("words", [["restore", "--output"], ["rollback", "--generation", "1", "--output"]])
-def test_a_torn_commit_is_neither_made_nor_never_made(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_torn_commit_is_damage(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     maker = StoreMaker(tmp_path)
     maker.generation("t", 0, 1, {0: b"a"})
     maker.generation("t", 0, 2, {0: b"b"})

@@ -80,7 +80,7 @@ def test_only_the_topics_that_are_named(tmp_path: Path) -> None:
     assert verify(part.root, topics=TopicFilter(("t*",))).exit_code == PROBLEMS
 
 
-def test_a_partition_that_cannot_be_listed_is_said_not_to_be_checked(tmp_path: Path) -> None:
+def test_unlistable_partition_is_reported_as_not_checked(tmp_path: Path) -> None:
     part = build(tmp_path / "archive")
     part.log(12).unlink()
     part.log(12).mkdir()
@@ -90,7 +90,7 @@ def test_a_partition_that_cannot_be_listed_is_said_not_to_be_checked(tmp_path: P
     assert report.to_json()["not_checked"] == ["t-0: its segments"]
 
 
-def test_a_partition_whose_files_are_all_gone(tmp_path: Path) -> None:
+def test_partition_without_files(tmp_path: Path) -> None:
     """A broker that loads its folder begins at offset 0."""
     part = build(tmp_path / "archive")
     (part.root / "u-0").mkdir()

@@ -163,7 +163,7 @@ def test_look_ups_at_the_very_end(tmp_path: Path) -> None:
         assert not log.notes
 
 
-def test_every_status_of_a_walk_that_is_a_problem_says_so() -> None:
+def test_every_failing_status_of_a_walk_is_reported() -> None:
     statuses = {name: value for name, value in vars(batch_kernels).items() if name.startswith("BAD_")}
     assert len(set(statuses.values())) == len(statuses) > 5
     for status in statuses.values():

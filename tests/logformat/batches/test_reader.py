@@ -33,7 +33,7 @@ def test_a_log_that_is_shorter_than_listed_is_refused_before_it_is_read(tmp_path
 
 
 @pytest.mark.parametrize("walk", [LogReader.chunks, LogReader.headers])
-def test_a_walk_begins_at_a_border_and_says_where_it_ended(tmp_path, walk):
+def test_walk_begins_at_a_batch_and_returns_its_end(tmp_path, walk):
     path = write_segment(tmp_path, "a=1 | b=2 | c=3 | d=4")
     size, reader = path.stat().st_size, LogReader(1 << 16)
     borders = [int(start) for chunk in walk(reader, log_file(path)) for start in chunk.batches["position"]]

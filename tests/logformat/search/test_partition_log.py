@@ -539,7 +539,7 @@ def test_what_the_folder_says(tmp_path):
         open_partition(folder)
 
 
-def test_maps_are_let_go_of(tmp_path):
+def test_memory_maps_are_released(tmp_path):
     folder = tmp_path / "t-0"
     folder.mkdir()
     write_partition(folder, " || ".join(f"a={i} | b={i}" for i in range(12)), index_interval_bytes=0)

@@ -189,7 +189,7 @@ def test_open_transactions_and_last_stable_offset():
     assert state.last_stable_offset(2) == 2
 
 
-def test_an_empty_marker_makes_a_producer_known_and_nothing_else():
+def test_empty_marker_only_adds_a_producer():
     state = ProducerState()
     state.append(words("1e"))
     assert state.entries().tolist() == [(1, -1, -1, -1, 0, -1, -1, -1)]

@@ -64,7 +64,7 @@ def test_without_a_limit_no_thread_waits(clock):
     assert clock.now == 100
 
 
-def test_a_large_write_goes_in_pieces_of_a_mebibyte():
+def test_large_write_is_split_into_mebibytes():
     class Pieces(io.BytesIO):
         sizes: ClassVar[list[int]] = []
 

@@ -185,7 +185,7 @@ def test_a_404_that_is_no_objects_makes_nothing_look_absent(store: ObjectStore, 
             store.get_file_info("logs/there")
 
 
-def test_an_upload_that_is_refused_tells_the_first_error(store: ObjectStore, proxy: S3Proxy) -> None:
+def test_refused_upload_reports_the_first_error(store: ObjectStore, proxy: S3Proxy) -> None:
     proxy.decide = lambda method, path: Fault(status=403, code="AccessDenied") if method in ("PUT", "DELETE") else None
     with pytest.raises(AccessError, match="access is denied"), store.open_output_stream("logs/refused") as stream:
         for _ in range(40):

@@ -264,7 +264,7 @@ def test_the_same_folder_given_by_two_names_is_read_once(part: Partition, tmp_pa
     assert read("kafka_log", [*logs, logs[0]])["offset"].to_pylist() == everything[: 2 * SEGMENT_OFFSETS]
 
 
-def test_inspect_ends_where_links_go_round(part: Partition, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_inspect_ends_at_cyclic_links(part: Partition, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     """Two links to the folder itself: each name on the way doubles those that come."""
     for name in ("one", "two"):
         (part.folder / name).symlink_to(".")

@@ -94,7 +94,7 @@ def batch(draw):
 @example([Batch(0, 2**31 - 1, (), base_timestamp=2**63 - 1, max_timestamp=-(2**63))])
 @settings(max_examples=40)
 @given(st.lists(batch(), min_size=1, max_size=3))
-def test_a_drawn_batch_is_that_of_the_twin_and_comes_back_byte_for_byte(drawn):
+def test_drawn_batch_equals_the_twin_and_round_trips(drawn):
     data, start = b"", 0
     for one in drawn:
         moved = start - one.base_offset  # offsets rise from batch to batch
@@ -111,7 +111,7 @@ def test_a_drawn_batch_is_that_of_the_twin_and_comes_back_byte_for_byte(drawn):
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_golden_logs_come_back(cases, name, tmp_path):
+def test_golden_logs_round_trip(cases, name, tmp_path):
     """Batches of magic 2 come back; bytes are the same where our codec writes what a broker's does."""
     for partition in cases[name].partitions:
         for path in files_in(cases[name].input(partition)):

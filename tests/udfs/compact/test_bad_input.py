@@ -176,7 +176,7 @@ def test_length_past_the_end_without_an_index(part: Partition) -> None:
     expect(part, "torn_tail", position)
 
 
-def test_damage_without_an_index_leaves_bytes_unread_and_says_so(part: Partition) -> None:
+def test_unread_bytes_after_damage_without_an_index_are_reported(part: Partition) -> None:
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", -1))
     (part.folder / segment_file(INNER, "index")).unlink()
@@ -286,7 +286,7 @@ def test_a_legacy_tombstone_stays_while_nothing_is_clean_whatever_the_time_of_it
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("change", [-1, -4, 1, 1000])
-def test_count_that_lies(tmp_path: Path, codec: str, change: int) -> None:
+def test_wrong_record_count(tmp_path: Path, codec: str, change: int) -> None:
     part = coded(tmp_path, CODECS[codec])
     log, position = part.log(INNER), part.positions(INNER)[1]
     edit(log, position + 57, struct.pack(">i", RECORDS + change))

@@ -255,7 +255,7 @@ def test_what_is_known_to_be_young_is_not_read_again(tmp_path: Path) -> None:
     assert compact(changed(plan, segments=nothing_old, folder="none")).result.status == "not_due"
 
 
-def test_a_dry_run_says_what_would_go(tmp_path: Path) -> None:
+def test_dry_run_lists_deletions(tmp_path: Path) -> None:
     archived = log_of([9, 9], [1, 9], [1, 1], root=tmp_path / "archive")
     done, dry = compact(week(archived, tmp_path)), compact(week(archived, tmp_path, folder="dry", dry_run=True))
     assert dry.result.work.counters == done.result.work.counters

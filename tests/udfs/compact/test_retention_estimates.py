@@ -13,7 +13,7 @@ from tests.builders.plans import changed
 
 
 @pytest.mark.parametrize("name", ["snappy-zipf", "zstd-headers"])
-def test_a_dry_run_says_that_sizes_are_estimates(cases, name, tmp_path, monkeypatch):
+def test_dry_run_marks_estimated_sizes(cases, name, tmp_path, monkeypatch):
     """Compression decides the sizes that retention.bytes counts."""
     monkeypatch.setattr(clean_batches, "_SAMPLE_BYTES", 1)
     monkeypatch.setattr(clean_batches, "_SAMPLE_BATCHES", 1)
@@ -35,7 +35,7 @@ def test_a_dry_run_says_that_sizes_are_estimates(cases, name, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("name", ["gzip-headers", "lz4-append", "snappy-zipf", "txn-zstd", "v1-snappy"])
-def test_a_dry_run_knows_the_size_of_what_it_would_recompress(cases, name, tmp_path, monkeypatch):
+def test_dry_run_estimates_the_recompressed_size(cases, name, tmp_path, monkeypatch):
     """The whole batch's ratio predicted 8 to 22 % too little: fewer records compress worse."""
     case = cases[name]
     partition = case.partitions[0]

@@ -187,7 +187,7 @@ def test_damage_without_an_index(part):
 
 
 @pytest.mark.parametrize("change", [-1, 1, 1000])
-def test_count_that_lies(part, change):
+def test_wrong_record_count(part, change):
     log, position = part.log(INNER), part.positions(INNER)[1]
     edit(log, position + 57, struct.pack(">i", RECORDS + change))
     resign(log, position)

@@ -113,7 +113,7 @@ def test_malformed_json_has_a_reason(value, problem):
     assert decode(column([value]), "json").to_pylist() == [None if problem else value.decode()]
 
 
-def test_a_failure_says_what_where_and_which_bytes():
+def test_failure_names_kind_place_and_bytes():
     values = column([struct.pack(">q", 7), None, b"\x01\x02", b"x"])
     with pytest.raises(
         DecodeError,

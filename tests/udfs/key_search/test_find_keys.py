@@ -138,7 +138,7 @@ def test_a_damaged_batch_is_named_and_the_rest_is_found(tmp_path):
     assert problem.stretch == f"bytes {size} to {2 * size - 1} of {3 * size} were not read as records"
 
 
-def test_a_compressed_body_that_is_damaged_is_named_and_no_key_is_gone_from_it(tmp_path):
+def test_damaged_compressed_body_is_reported_and_proves_no_absence(tmp_path):
     batch = data_batch(0, [(START_MS, b"user-7", b"v" * 500)], codec=GZIP)
     path = write_log(tmp_path, [batch])
     data = bytearray(path.read_bytes())
@@ -182,7 +182,7 @@ def damaged(draw: random.Random, data: bytes) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_no_damage_makes_a_key_seem_gone(tmp_path):
+def test_no_damage_hides_a_key(tmp_path):
     """Each intact batch is read or lies in a reported byte range."""
     batches, draw = [b for b in drawn_batches(11, 25) if LONG not in {r.key for r in b.records}], random.Random(3)
     whole, path = b"".join(b.data for b in batches), tmp_path / segment_file(0, "log")

@@ -106,7 +106,7 @@ def test_a_bad_log_is_a_status(tmp_path):
     assert [answer["status"] for answer in ask(plans, [("t", 0, 1, None), ("t", 0, None, 1)], 2)] == ["magic"] * 2
 
 
-def test_a_transaction_that_began_in_a_segment_that_is_gone_is_still_open(tmp_path):
+def test_transaction_from_a_deleted_segment_is_still_open(tmp_path):
     """Same rule as the data source: the snapshot at the first segment shows the open transaction."""
     folder = write_partition(
         tmp_path / "t-0", "a=1 | b=2 | {pid=1 txn} c=3 || {pid=2 txn} d=4 | {pid=2 commit} || e=5"

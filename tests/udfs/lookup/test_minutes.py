@@ -94,7 +94,7 @@ def test_a_segment_without_data_has_a_row(tmp_path):
     assert (row["minute"], row["first_offset"], row["size_bytes"]) == (None, None, log.stat().st_size)
 
 
-def test_a_bad_log_says_so(tmp_path):
+def test_damaged_log_is_reported(tmp_path):
     log = write_segment(tmp_path, "a=1~60000 | b=2~120000")
     data = bytearray(log.read_bytes())
     data[-1] ^= 1

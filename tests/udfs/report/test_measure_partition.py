@@ -35,7 +35,7 @@ OF_MAGIC_2 = [name for name in CASES if not name.startswith(("v0", "v1"))]  # wh
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_live_and_dead_are_what_a_dry_run_says(cases, name, tmp_path):
+def test_live_and_dead_equal_a_dry_run(cases, name, tmp_path):
     case = cases[name]
     for partition in case.partitions:
         for number in PASSES:
@@ -178,7 +178,7 @@ def test_damage_is_a_problem_and_nothing_else(tmp_path):
     assert found.size_bytes == sum(s.size_bytes for s in made.input.segments) and not found.segments
 
 
-def test_more_keys_than_memory_is_a_problem_that_says_what_to_do(tmp_path):
+def test_more_keys_than_memory_is_a_problem_with_a_remedy(tmp_path):
     text = " | ".join(" ".join(f"k{i}-{j}=v" for j in range(1000)) for i in range(30))
     made = changed(plan(tmp_path, text), limits=Limits(task_memory_bytes=1 << 20))
     found = profile_partition(ProfilePlan(made, True))

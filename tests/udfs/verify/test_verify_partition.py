@@ -205,7 +205,7 @@ def without_checksums(result: PartitionResult) -> tuple[Segment, ...]:
 
 
 @pytest.mark.parametrize("kind", ["index", "timeindex", "snapshot", "leader-epoch-checkpoint", "log"])
-def test_files_that_are_gone(made: tuple[PartitionPlan, PartitionResult], kind: str) -> None:
+def test_missing_files(made: tuple[PartitionPlan, PartitionResult], kind: str) -> None:
     plan, result = made
     folder = Path(plan.run.store_uri) / plan.run.folder
     gone = folder / kind if kind == "leader-epoch-checkpoint" else files_in(folder, f"*.{kind}")[0]
@@ -224,7 +224,7 @@ def test_an_index_of_ours_is_exact(made: tuple[PartitionPlan, PartitionResult]) 
     assert {(p.kind, p.position) for p in problems if "rebuilds" in p.expected} == {("index", 0)}
 
 
-def test_a_parent_that_is_gone_is_said(made: tuple[PartitionPlan, PartitionResult]) -> None:
+def test_missing_parent_is_reported(made: tuple[PartitionPlan, PartitionResult]) -> None:
     plan, result = made
     checked = check_generation(generation(plan, result, parent_gone="vacuum took it"))
     assert not checked.problems and checked.compared_records == 0
@@ -395,7 +395,7 @@ def test_committed_records_may_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_a_marker_may_not_go_before_its_records(tmp_path: Path, kind: int) -> None:
+def test_marker_is_kept_until_its_records_are_removed(tmp_path: Path, kind: int) -> None:
     """Readers would return aborted records or miss committed ones."""
     before = transaction(kind)
     found = difference(tmp_path, before, before[:2])

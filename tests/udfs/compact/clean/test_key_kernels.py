@@ -146,7 +146,7 @@ def test_a_run_of_more_records_than_the_table_holds_keys() -> None:
     assert marks[50_000:].all() and marks.sum() >= 100_000, "the last of each key; some twice"
 
 
-def test_an_emptied_table_knows_nothing() -> None:
+def test_cleared_key_table_has_no_keys() -> None:
     table = KeyTable(1 << 30)
     drawn: Drawn = [([(7, 7)], False, True)]
     assert rows_of(drawn).mark(0, table) == [True]

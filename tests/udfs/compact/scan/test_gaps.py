@@ -126,7 +126,7 @@ def test_any_segment_that_is_missing_or_short(cases: dict[str, Case], name: str)
 
 
 @pytest.mark.parametrize("name", [n for n in case_names() if n.endswith("-more")])
-def test_below_the_checkpoint_a_file_tells(cases: dict[str, Case], name: str) -> None:
+def test_below_the_checkpoint_a_side_file_shows_the_loss(cases: dict[str, Case], name: str) -> None:
     """A cleaner makes holes there, so only an index shows that a .log is missing, or short."""
     case = cases[name]
     for partition in case.partitions:
@@ -265,7 +265,7 @@ def test_a_transaction_whose_end_is_missing(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("snapshots", [(4, 5, 6), (6,), ()])
-def test_a_transaction_whose_end_only_a_snapshot_knows(tmp_path: Path, snapshots: tuple[int, ...]) -> None:
+def test_transaction_whose_end_only_a_snapshot_contains(tmp_path: Path, snapshots: tuple[int, ...]) -> None:
     """A snapshot behind the gap says that the transaction is over, but not how. Without any snapshot it is open, and
     everything from its data on waits.
     """

@@ -67,7 +67,7 @@ def test_committed_data_and_its_marker_stay() -> None:
     assert check([data(0, 1), marker(1, 1, COMMIT)], []) == ([False, False], [])
 
 
-def test_a_marker_of_which_no_data_is_left_goes() -> None:
+def test_marker_without_data_is_removed() -> None:
     assert check([marker(1, 1, COMMIT), marker(2, 2, ABORT)], [AbortedTxn(2, 0, 2, 3)]) == ([True, True], [])
 
 
@@ -80,7 +80,7 @@ def test_an_abort_marker_without_an_index_entry_takes_no_data_with_it() -> None:
     assert check([data(0, 1), marker(1, 1, ABORT)], []) == ([False, True], [])
 
 
-def test_an_empty_control_batch_can_go_and_ends_nothing() -> None:
+def test_empty_control_batch_is_removable_and_ends_no_transaction() -> None:
     empty = Batch(1, 1, transactional=True, control=True, producer_id=1)
     assert check([data(0, 1), empty, marker(2, 1, COMMIT)], []) == ([False, True, False], [])
 
