@@ -166,7 +166,7 @@ class GapFinder:
         self._untouched: dict[str, int] = {}  # by folder: offset above which no batch shows a cleaner's work
 
     def below(self, segments: Sequence[Segment], traces: Traces) -> Problem | None:
-        """Return the gap in front of the first segment; None if there is none."""
+        """Return the gap in front of the first segment; None without a gap."""
         first = segments[0].base_offset if segments else 0
         begins = [offset for offset, _ in traces.orphans[:1]]
         begins += [traces.first_epoch[0]] if traces.first_epoch is not None else []
@@ -184,7 +184,7 @@ class GapFinder:
         return missing_below(low, first - 1, _shown(root, orphan), _shown(root, epochs) or "", self.hint)
 
     def behind(self, place: Behind, end: int, start: int, until: int, above: LogsAbove) -> Problem | None:
-        """Return the gap behind a segment; None if there is none, or if it holds none of the offsets [start, until).
+        """Return the gap behind a segment; None without a gap, or if it holds none of the offsets [start, until).
 
         end: offset behind the segment's last batch; above: lists the logs behind that segment, called only for a hole.
         """

@@ -388,7 +388,7 @@ def exists(root: Root, path: str) -> bool:
 
 
 def file_size(root: Root, path: str) -> int | None:
-    """Return the bytes of a file; None if there is no such file."""
+    """Return the bytes of a file; None if missing."""
     info = _info(root, path)
     return int(info.size) if info.type == pafs.FileType.File else None
 

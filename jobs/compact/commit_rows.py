@@ -145,7 +145,7 @@ def _version(package: str) -> str:
 
 
 def make_state(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> PartitionState:
-    """Return the state of a partition after the run. `generation`: the current one, -1 if there is none."""
+    """Return the state of a partition after the run. `generation`: the current one, -1 if missing."""
     problem = r.problem
     clean, dirty, ratio = r.cleanable.clean_bytes, r.cleanable.cleanable_bytes, r.cleanable.ratio
     if r.status == "cleaned":  # and committed: what was dirty is clean now, but not if only retention deleted segments

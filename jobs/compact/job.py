@@ -385,7 +385,7 @@ def _archive_needed(start: Start, outcome: Outcome) -> list[Needed]:
 
 
 def _first_reason(start: Start, committed: Mapping[Key, Checkpoint], r: PartitionResult) -> str | None:
-    """Return the kind of the first reason why a partition still needs the archive; None if there is none."""
+    """Return the kind of the first reason why a partition still needs the archive; None without a reason."""
     try:
         return next((reason.kind for reason in reasons(_facts(start, committed, r)) if reason.kind != ANCHOR), None)
     except GenerationError:  # of an older generation

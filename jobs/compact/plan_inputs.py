@@ -359,7 +359,7 @@ class Erasures:
 
     @property
     def id(self) -> str:
-        """Name of the new erasure; "": there is none."""
+        """Name of the new erasure; "" without one."""
         return content_id(self.new) if self.new else ""
 
     def plan_erasure(

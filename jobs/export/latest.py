@@ -219,7 +219,7 @@ def _held(topic: Topic, parts: Mapping[int, _PartitionRead], row_files: Mapping[
 def _deleted(
     spark: SparkSession, topic: Topic, parts: Mapping[int, _PartitionRead], held: Mapping[int, LastRows]
 ) -> DataFrame | None:
-    """Return rows of the table, persisted, whose keys generations do not hold; None: there are none of that kind.
+    """Return rows of the table, persisted, whose keys generations do not hold; None if no row is of that kind.
 
     TOMBSTONE: whether a row's key was deleted. If it may have expired too, its partition is blocked.
     """

@@ -215,7 +215,7 @@ def _plan(options: ReindexOptions, target: Target, root: Root, archived: Archive
 
 
 def _linked(root: Root, path: str) -> str:
-    """Return the first symbolic link on the way from the archive to a partition's folder; "" if there is none."""
+    """Return the first symbolic link on the way from the archive to a partition's folder; "" without a link."""
     parts = path.split("/") if path else []
     above = ("/".join(parts[:n]) for n in range(1, len(parts) + 1))
     return next((folder for folder in above if is_link(root, folder)), "")

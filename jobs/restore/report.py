@@ -30,7 +30,7 @@ class RestoredPartition:
     bytes: int = 0
     reflinked: int = 0
     converted: int = 0  # segments of which a batch had magic 3
-    topic_id: str | None = None  # in partition.metadata; None: there is none
+    topic_id: str | None = None  # in partition.metadata; None if missing
     topic_id_is_given: bool = False  # by --topic-ids; False: it is the archive's
     is_beyond_topic: bool = False  # by --topic-ids, the topic has fewer partitions
     last_visible_offset: int | None = None  # of the last data record, for read_uncommitted; -1: none; None: not known

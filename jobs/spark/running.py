@@ -27,7 +27,7 @@ def running_spark() -> SparkSession | None:
 
 
 def running_context() -> SparkContext | None:
-    """Return the SparkContext of this process; None: there is none."""
+    """Return the SparkContext of this process; None if missing."""
     context: Any = getattr(sys.modules.get("pyspark"), "SparkContext", None)
     active: SparkContext | None = None if context is None else context._active_spark_context
     return active

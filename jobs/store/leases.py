@@ -190,7 +190,7 @@ def _delete(root: Root, run_id: str) -> None:
 
 
 def _read(root: Root, run_id: str, notes: list[str]) -> Lease | None:
-    """Read a lease; return None if there is none, or, with a note, if it is unreadable. Its name is its run id."""
+    """Read a lease; return None if missing, or, with a note, if it is unreadable. Its name is its run id."""
     path = root.full(_path(run_id))
     try:
         info = root.filesystem.get_file_info(path)

@@ -420,7 +420,7 @@ def _head_after(error: Exception, version: Version) -> Version:
 
 
 def _search(version: Version, now: Version, tried: set[str]) -> int | None:
-    """Return the version above `version` that is one of our attempts; None if there is none."""
+    """Return the version above `version` that is one of our attempts; None if no version is."""
     for number in range(version.number + 1, now.number + 1):
         if (commit_info(version.root, version.name, number) or {}).get(ID) in tried:
             return number

@@ -155,7 +155,7 @@ class State:
             self._checked = True
 
     def version(self) -> int:
-        """Return the version of `compaction_checkpoints`; -1 if there is none."""
+        """Return the version of `compaction_checkpoints`; -1 if missing."""
         return self.head(CHECKPOINTS).number
 
     def lock(self, seconds: float = LOCK_SECONDS) -> AbstractContextManager[None]:

@@ -55,7 +55,7 @@ class DumpFile:
     filesystem: Any
     path: str  # on that file system
     shown: str  # its name in the output
-    size: int  # bytes when it was listed; -1: there is no such file
+    size: int  # bytes when it was listed; -1 if missing
     named: bool = True  # by the user; else it was found in a folder
     max_batch_bytes: int = MAX_BATCH_BYTES
 

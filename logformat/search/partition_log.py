@@ -292,7 +292,7 @@ class PartitionLog:
         return out
 
     def max_timestamp(self) -> TimestampAndOffset:
-        """Return the first record with the largest timestamp of the log; offset -1 if there is none to read."""
+        """Return the first record with the largest timestamp of the log; offset -1 if no record is readable."""
         answer = self.offsets_for_times([MAX_TIMESTAMP])[0]
         return TimestampAndOffset(int(answer["timestamp"]), int(answer["offset"]), int(answer["leader_epoch"]))
 

@@ -206,7 +206,7 @@ def _changes(file: MetadataFile, records: Any, unknown: Counter[int]) -> list[Me
 def newer_changes(filesystem: Any, folders: Iterable[str], offset: int, time_ms: int) -> str | None:
     """Return in words how the metadata in these folders continues after an offset (-1: not known) or a time.
 
-    None: there is none, or no topic or setting has changed.
+    None if missing, or no topic or setting has changed.
     """
     for folder in folders:
         try:

@@ -98,7 +98,7 @@ class Gap:
 
     first: int
     last: int
-    before: int = -1  # base offset of the archived segment in front of the gap; -1: there is none
+    before: int = -1  # base offset of the archived segment in front of the gap; -1 if missing
     size: int = -1  # bytes of that segment then
     lost: bool = True  # a file is missing or short; False: a cleaner removed the offsets
 

@@ -167,7 +167,7 @@ def resume_position(root: Root, piece: Piece, error: LogFormatError, position: i
 
 
 def next_indexed(file: Any, piece: Piece, position: int) -> int | None:
-    """Return the position of the first batch behind `position` that the offset index knows; None if there is none."""
+    """Return the position of the first batch behind `position` that the offset index knows; None if missing."""
     if piece.index is None:
         return None
     beside, path = piece.index

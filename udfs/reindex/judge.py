@@ -86,7 +86,7 @@ def unparsed(error: LogFormatError) -> Verdict:
 
 
 class IndexJudge:
-    """Judge of a segment's two index files (None: there is none), which takes the log's batches in order first."""
+    """Judge of a segment's two index files (None if missing), which takes the log's batches in order first."""
 
     def __init__(self, base_offset: int, offset_file: SideBytes | None, time_file: SideBytes | None) -> None:
         self.offset_file, self.time_file = offset_file, time_file

@@ -54,7 +54,7 @@ class ReindexTask:
     folder: str  # of the partition
     segments: tuple[Segment, ...]
     settings: ReindexSettings
-    next_base_offset: int | None = None  # of the segment behind them; None: there is none, the last may end torn
+    next_base_offset: int | None = None  # of the segment behind them; None if missing, the last may end torn
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _place(folder: str, segment: Segment, kind: str) -> SideFilePlace:
 
 
 def _read_index(root: Root, place: SideFilePlace, max_bytes: int) -> SideBytes | Verdict | None:
-    """Return an archived index, or None if there is none; its verdict if it is unreadable, which is no fault of the
+    """Return an archived index, or None if missing; its verdict if it is unreadable, which is no fault of the
     log.
     """
     if place.archived is None:

@@ -124,7 +124,7 @@ class SideFilesPlan:
     log_start_offset: int | None  # by the checkpoint beside it
     snapshots: Mapping[int, str]  # offset -> path
     txn_indexes: Mapping[int, str]  # base -> path
-    leader_epochs: tuple[EpochEntry, ...] | None  # as parsed; None: there is none, or none that could be parsed
+    leader_epochs: tuple[EpochEntry, ...] | None  # as parsed; None if missing, or none that could be parsed
     leader_epochs_path: str | None
     producer_id_expiration_ms: int = 86_400_000
     ends_here: bool = True  # no segment is left out behind these (of a log that a broker holds)

@@ -93,7 +93,7 @@ class IndexFile:
 
     kind: Literal["offset", "time"]
     path: str
-    data: bytes | None  # None: there is no such file
+    data: bytes | None  # None if missing
 
 
 @dataclass(frozen=True)

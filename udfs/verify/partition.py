@@ -141,7 +141,7 @@ def _side_file_path(log_path: str, kind: str) -> str:
 
 
 def _data(plan: CheckPlan, segment: Segment, path: str | None, findings: Findings, log_bytes: int = 0) -> bytes | None:
-    """Return the bytes of a segment's index; None if there are none.
+    """Return the bytes of a segment's index; None if missing.
 
     An unreadable file is a row; a generation's missing file is not, as other checks report it.
     """

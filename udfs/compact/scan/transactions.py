@@ -94,7 +94,7 @@ def undecided_batches(rows: np.ndarray, log_start_offset: int) -> tuple[np.ndarr
 
 def abort_markers(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the ABORT markers among TXN_BATCH[n] in log order, as TXN_BATCH[m], and int64[m], the offset of the
-    previous marker of each one's producer; -1: there is none.
+    previous marker of each one's producer; -1 if missing.
     """
     markers = rows[(rows["control_type"] == CONTROL_ABORT) | (rows["control_type"] == CONTROL_COMMIT)]
     order = np.lexsort((markers["base_offset"], markers["producer_id"]))
@@ -118,7 +118,7 @@ def possibly_ended_in(rows: np.ndarray, first: np.ndarray, last: np.ndarray) -> 
 
 def markers_behind(rows: np.ndarray) -> np.ndarray:
     """Return int64[n] for TXN_BATCH[n] in log order: the offset of the next marker of each row's producer, or its own
-    if it is a marker; NO_END: there is none.
+    if it is a marker; NO_END if missing.
     """
     n = len(rows)
     order = np.lexsort((rows["base_offset"], rows["producer_id"]))
@@ -133,7 +133,7 @@ def markers_behind(rows: np.ndarray) -> np.ndarray:
 
 def open_batches(rows: np.ndarray, log_start_offset: int, borders: Sequence[int]) -> np.ndarray:
     """Return the data batches among TXN_BATCH[n] in log order whose transaction is open at one of the offsets
-    `borders`, as OPEN_BATCH[m], with their marker (NO_END: there is none yet).
+    `borders`, as OPEN_BATCH[m], with their marker (NO_END if it is still open).
 
     A cleaner keeps a marker while any batch of its transaction is left, so a transaction without a marker is open. If
     it began below the log start, a broker that recovers the log knows only the batches above.
@@ -184,7 +184,7 @@ def add_open_transactions(entries: np.ndarray, opened: np.ndarray, replayed: np.
 
 def data_before(rows: np.ndarray, producers: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Return int64[m]: for each pair of producer and offset, the row of the producer's last batch in TXN_BATCH[n], in
-    log order, that lies wholly below the offset; -1: there is none.
+    log order, that lies wholly below the offset; -1 if missing.
     """
     n, m = len(rows), len(producers)
     producer = np.concatenate([rows["producer_id"], producers])
