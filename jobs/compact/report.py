@@ -342,7 +342,7 @@ def _schedule_summary(r: PartitionResult) -> str:
 
 def measure_lag(start: Start, outcome: Outcome) -> dict[str, int]:
     """Return partitions, bytes and offsets that are not cleaned yet, and the file time of the oldest of their segments
-    (0 if nothing is uncleaned). A segment that is cleaned in part counts as a whole; the offsets end at the high watermark, or
+    (0 if none). A segment that is cleaned in part counts as a whole; the offsets end at the high watermark, or
     where the last segment begins, whichever is more.
     """
     cleaned = {key: row.first_dirty_offset for key, row in {**start.checkpoints, **outcome.committed}.items()}
