@@ -33,7 +33,7 @@ from lastkey.logformat.layout import (
 from lastkey.logformat.messages.integers import MessageError
 from lastkey.logformat.messages.reader import reader
 from lastkey.logformat.messages.table import versions_of
-from lastkey.logformat.primitives.binary_arrays import spans_of
+from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds
 from lastkey.logformat.primitives.java_text import decode_text, rewritten
 from lastkey.logformat.primitives.text_kernels import escape_json
 
@@ -103,7 +103,7 @@ def read_markers(records: Any) -> tuple[Any, Any]:
 
 def _number_at(values: Any, first: int, kind: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return (int64[n], bool[n]): the number at byte `first` of each value, or -1, and whether it is there."""
-    data, at = spans_of(values)
+    data, at = bytes_and_bounds(values)
     size = np.dtype(kind).itemsize
     has_number = (np.diff(at) >= first + size) & np.asarray(values.is_valid())
     out = np.full(len(values), -1, np.int64)

@@ -19,7 +19,7 @@ from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.messages.coordinator_records import METADATA_RECORDS, framed_message
 from lastkey.logformat.messages.integers import MessageError
 from lastkey.logformat.messages.table import versions_of
-from lastkey.logformat.primitives.binary_arrays import spans_of
+from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds
 
 CHANGES: Final = frozenset(
     ("RegisterBroker", "UnregisterBroker", "Topic", "RemoveTopic", "Config", "BeginTransaction", "EndTransaction",
@@ -68,7 +68,7 @@ def metadata_changes(
 
 def _types(path: str, values: Any, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the record type of each value. Raise LogFormatError for the first value that has no frame of this log."""
-    data, at = spans_of(values)
+    data, at = bytes_and_bounds(values)
     starts, sizes = at[:-1].astype(np.int64), np.diff(at)
     framed = (sizes >= 3) & np.asarray(values.is_valid())
     framed[framed] &= data[starts[framed]] == _FRAME

@@ -32,7 +32,7 @@ def whole_array(values: Any) -> Any:
     return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
 
 
-def spans_of(values: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+def bytes_and_bounds(values: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
     """Return (data, at): value i of a pa.Array of bytes or text is data[at[i]:at[i + 1]]; at is int32 or int64 [n + 1].
 
     Copies nothing, except views and bytes of a fixed size. The bytes of a null value mean nothing: use the array's

@@ -38,7 +38,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lastkey.logformat.primitives.binary_arrays import is_bytes, spans_of, whole_array
+from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds, is_bytes, whole_array
 from lastkey.logformat.primitives.java_text import decode_text
 from lastkey.udfs.decode.base64_kernels import write_base64
 
@@ -58,7 +58,7 @@ def value_sizes(values: Any) -> NDArray[Any]:
 def fixed_width_rows(values: Any, wanted: NDArray[np.bool_], width: int) -> NDArray[np.uint8]:
     """Return the wanted values, all of `width` bytes, as uint8[m, width]. wanted: bool[n], none of them null."""
     chosen = values if wanted.all() else values.filter(pa.array(wanted))
-    data, at = spans_of(chosen)
+    data, at = bytes_and_bounds(chosen)
     return data[at[0] : at[-1]].reshape(len(chosen), width)
 
 
@@ -189,13 +189,13 @@ def _no_json(name: str) -> None:
 
 
 def _hex(values: Any) -> tuple[Any, Any]:
-    data, at = spans_of(pc.fill_null(values, b""))
+    data, at = bytes_and_bounds(pc.fill_null(values, b""))
     text = _HEX[data[at[0] : at[-1]]].view(np.uint8)
     return text_column(text, 2 * (at.astype(np.int64) - at[0]), validity_mask(values)), no_reasons(values)
 
 
 def _base64(values: Any) -> tuple[Any, Any]:
-    data, at = spans_of(pc.fill_null(values, b""))
+    data, at = bytes_and_bounds(pc.fill_null(values, b""))
     ends = np.zeros(len(at), np.int64)
     np.cumsum((np.diff(at).astype(np.int64) + 2) // 3 * 4, out=ends[1:])
     text = np.empty(ends[-1], np.uint8)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lastkey.logformat.primitives.binary_arrays import is_bytes, spans_of, whole_array
+from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds, is_bytes, whole_array
 from lastkey.logformat.primitives.murmur2_kernels import murmur2_of_all, partitions_of_all
 
 # Numbers as Kafka's serializers write them: big-endian, as wide as they are
@@ -69,9 +69,9 @@ def murmur2(keys: Any) -> Any:
 
 def _key_bytes(keys: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
     if is_bytes(keys.type):
-        return spans_of(keys)
+        return bytes_and_bounds(keys)
     if pa.types.is_null(keys.type):
-        return spans_of(keys.cast(pa.binary()))
+        return bytes_and_bounds(keys.cast(pa.binary()))
     if keys.type not in _SERIALIZED:
         known = ", ".join(str(kind) for kind in _SERIALIZED)
         raise TypeError(

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_COMMIT
-from lastkey.logformat.primitives.binary_arrays import spans_of
+from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds
 from lastkey.logformat.primitives.siphash_kernels import hash_values
 from lastkey.logformat.schemas import BATCHES, PROBLEM, RECORDS, select
 from lastkey.udfs.compact.clean.deciders import LastOffsets, TooManyKeys
@@ -119,7 +119,7 @@ class _Hashed:
         """
         values = batch.column("key")
         out = np.empty((len(values), 2), np.uint64)
-        data, at = spans_of(values)
+        data, at = bytes_and_bounds(values)
         hash_values(data, at, np.uint64(self.secret[0]), np.uint64(self.secret[1]), out)
         part = out[:, 1] >> np.uint64(32)
         inside = (part >= np.uint64(self.first)) & (part < np.uint64(self.stop)) & np.asarray(values.is_valid())

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 
 from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.primitives.binary_arrays import is_bytes, spans_of, whole_array
+from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds, is_bytes, whole_array
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.key_search.find_in_logs import LogSearch, check_size, make_reader, search_bytes
 from lastkey.udfs.key_search.findings import MAY, Found, NotRead, SearchFile
@@ -113,7 +113,7 @@ def _compare(sets: list[KeySet], values: Any, row: int, found: Found) -> np.ndar
 def _search_text(keys: KeySet, column: Any, known: np.ndarray, row: int, found: Found) -> None:
     first = np.full(len(keys), -1, np.int64)
     for values in _leaves(column):
-        data, at = spans_of(values)
+        data, at = bytes_and_bounds(values)
         text = data[int(at[0]) : int(at[-1])]
         for group in keys.groups:
             group.search(text, first)

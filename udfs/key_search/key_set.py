@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastkey.logformat.primitives.binary_arrays import spans_of
+from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds
 from lastkey.logformat.primitives.siphash import hashes_of
 from lastkey.udfs.key_search.key_set_kernels import roll_all, search
-from lastkey.udfs.yields.key_filter import filter_of, holds
+from lastkey.udfs.yields.key_filter import build_filter, holds
 
 MOST_KEYS_BYTES: Final = 1 << 30  # of all keys together; Arrow's offsets end at 2^31
 LEAST_TEXT_KEY: Final = 4  # bytes; a shorter key occurs in any file by chance
@@ -79,7 +79,7 @@ class KeySet:
 
     @cached_property
     def _filter(self) -> np.ndarray:
-        return filter_of(self.hashes[:, 1])
+        return build_filter(self.hashes[:, 1])
 
     def hidden_by(self, secret: tuple[int, int]) -> KeySet:
         """Return the hashes by the secret of the audits' tables: a set of 16 bytes for each key, in the same order."""
@@ -118,7 +118,7 @@ class KeySet:
     @cached_property
     def sizes(self) -> np.ndarray:
         """int64[n]: the bytes of each key."""
-        return np.diff(spans_of(self.keys)[1]).astype(np.int64)
+        return np.diff(bytes_and_bounds(self.keys)[1]).astype(np.int64)
 
     @property
     def n_short(self) -> int:
@@ -136,7 +136,7 @@ class KeySet:
         return list(self._by_size())
 
     def _by_size(self) -> Iterator[SizeGroup]:
-        data, at = spans_of(self.keys)
+        data, at = bytes_and_bounds(self.keys)
         at = at.astype(np.int64)
         for size in np.unique(self.sizes[self.sizes >= LEAST_TEXT_KEY]).tolist():
             rows = np.flatnonzero(self.sizes == size)

@@ -18,7 +18,7 @@ FILTER_BLOCK: Final = 4 * WORDS  # bytes
 _BITS_A_KEY: Final = 16
 
 
-def filter_of(hashes: np.ndarray) -> np.ndarray:
+def build_filter(hashes: np.ndarray) -> np.ndarray:
     """Return the filter of uint64[n] hashes, as uint32[8 * blocks]."""
     blocks = max(-(-len(hashes) * _BITS_A_KEY // (32 * WORDS)), 1)
     out = np.zeros(blocks * WORDS, np.uint32)

@@ -30,7 +30,7 @@ from lastkey.udfs.compact.plan import CleanSettings, PartitionPlan
 from lastkey.udfs.compact.scan.scan_segment import scan_segment
 from lastkey.udfs.segments import LastBatch, ScannedChunk, SegmentScan, files_beside
 from lastkey.udfs.storage import Root, file_size, make_private, open_root, opened, put_file
-from lastkey.udfs.yields.key_filter import FILTER_BLOCK, filter_of, hash_key_id
+from lastkey.udfs.yields.key_filter import FILTER_BLOCK, build_filter, hash_key_id
 
 SECRET: Final = "hash.key"
 _SECRET: Final = struct.Struct(">QQq")
@@ -69,7 +69,7 @@ def scan_written(
 def write_facts(plan: PartitionPlan, row: Segment, scan: SegmentScan, hashes: np.ndarray) -> int:
     """Write a segment's facts and its filter beside it. Returns their bytes."""
     store, bound = open_root(plan.run.store_uri), _bound(plan, row)
-    files = _packed(scan), filter_of(hashes).tobytes()
+    files = _packed(scan), build_filter(hashes).tobytes()
     for path, data in zip(files_beside(row.path), files, strict=True):
         _write(store, path, data, bound)
     return sum(map(len, files))
