@@ -70,7 +70,7 @@ def test_a_damaged_file_of_a_table_is_named(tmp_path: Path, name: str, size: int
 def test_a_checkpoint_that_only_a_vacuum_reads_whole_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Other jobs never ask for removed files."""
+    """Other jobs do not read removed files."""
     maker = StoreMaker(tmp_path)
     maker.generation("t", 0, 1, {0: b"a"})
     root, name = maker.state.root, "cleaner_runs"

@@ -135,7 +135,7 @@ def test_a_conversion_marks_its_output_alone(lab: Lab, command: str, *, link: bo
 
 
 def test_a_conversion_does_not_continue_through_a_link(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    """The folder of a partition was moved to another disk, and linked, when the run had been killed."""
+    """After the kill of the run, a partition's folder was moved to another disk and linked."""
     assert lab.write("convert", lab.output) == DONE
     whole = lab.root / "whole"
     lab.output.rename(whole)

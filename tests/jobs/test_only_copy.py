@@ -272,7 +272,7 @@ def test_a_gap_behind_a_rollback_leaves_the_only_copy(runs, how):
 
 
 def test_what_lies_below_a_log_start_that_moved_never_expired(runs):
-    """Offsets 3 to 6 are in generation 2 alone. A retention took the files on both sides of them in one run."""
+    """Only generation 2 contains offsets 3 to 6. One run of retention deleted the files on both sides of them."""
     runs.compact(FIRST)
     runs.compact(f"{THIRD} || h=1")
     assert runs.rollback(1) == []
@@ -285,7 +285,7 @@ def test_what_lies_below_a_log_start_that_moved_never_expired(runs):
 
 
 def test_what_the_next_chain_takes_from_the_archive_it_does_not_hold(runs):
-    """Generation 4 names files of the archive for what generation 2 had cleaned; then the archive loses them."""
+    """Generation 4 uses archive files for offsets that generation 2 had cleaned; then the archive loses these files."""
     runs.compact(FIRST)
     runs.compact(THIRD)
     assert runs.rollback(1) == []

@@ -117,7 +117,7 @@ def test_json_of_each_command_of_spark_has_its_schema(
 def test_texts_fit_a_terminal(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for words that are longer, such as paths. With NO_COLOR no text has a colour."""
+    """Only single words may be longer, such as paths. With NO_COLOR no text has a colour."""
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
     for command in COMMANDS:

@@ -139,7 +139,7 @@ def test_missing_bucket(port, words, capsys):
 
 
 def test_without_credentials(port, tmp_path, capsys):
-    """Neither in the environment, nor in a profile; the machine has no role."""
+    """No credentials in the environment or in a profile, and the machine has no role."""
     (tmp_path / "config").write_text("[default]\nregion = eu-north-1\n")
     files = {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
     for given in (files, {name: str(tmp_path / "none") for name in files}):
@@ -400,7 +400,7 @@ def test_a_token_that_expires_while_tasks_run(port, tmp_path):
      (Fault(status=404, code="NoSuchUpload"), "threads", "is not available: NoSuchUpload")],
 )  # fmt: skip
 def test_a_bucket_that_takes_no_files_is_no_partitions_fault(port, fault, engine, words):
-    """As where reading is refused: one line and exit code 5; no partition is said to be uncleanable."""
+    """As for a refused read: one line and exit code 5; no partition is reported as uncleanable."""
     put(ROOT / "examples" / "archive", f"{BUCKET}/example")
     refused = lambda method, path: fault if method in ("PUT", "POST") and "/segments/" in path else None  # noqa: E731
     command = [str(ROOT / "spark-submit.sh"), "compact", f"{BUCKET}/example", "--store", f"{BUCKET}/denied", "--engine"]

@@ -150,7 +150,7 @@ def test_settings_that_select_nothing_are_a_mistake(archive, tmp_path, capsys):
 
 
 def test_one_pattern_of_several_that_matches_nothing_is_a_note(archive, tmp_path, capsys):
-    """It may be meant for other archives: neither an error, nor a reason to keep the archive."""
+    """The pattern may belong to other archives: it is neither an error nor a reason to keep the archive."""
     settings = _settings(tmp_path, "acc*", "clik")
     words = ["compact", str(archive), "--store", str(tmp_path / "store"), "--config", settings, "--json"]
     assert cli.main(words) == DONE

@@ -126,7 +126,9 @@ def test_a_folder_of_which_not_all_is_known_still_says_when_it_replaced_the_one_
 
 
 def test_folders_of_tasks_that_were_tried_again(maker):
-    """A task's second try has a folder of its own: that of a generation where it was committed, else garbage."""
+    """A task's second attempt has its own folder: it belongs to a generation if it was committed, otherwise it is
+    garbage.
+    """
     first = maker.generation("t", 0, 1, {0: A, 100: B})
     maker.generation("t", 0, 2, {0: B}, kept=first[1:])
     maker.generation("t", 0, 3, {0: A}, kept=first[1:], run=f"{run_id(3)}.17")

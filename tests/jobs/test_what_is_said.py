@@ -108,7 +108,9 @@ def test_at_exit_code_3_the_problems_of_the_json_are_not_empty(archive, tmp_path
 
 
 def test_no_other_report_decides_on_its_exit_code():
-    """So it is 3 where there are problems. An audit has findings too, `inspect` prints lines, the others add codes."""
+    """The exit code is 3 for problems. An audit also has findings, `inspect` prints lines, and the other commands add
+    codes.
+    """
     own = {
         node.name
         for path in Path(reporting.__file__).parents[1].rglob("*.py")

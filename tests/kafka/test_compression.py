@@ -115,7 +115,7 @@ def test_a_report_foretells_the_bytes_of_a_gzip_topic_in_zstd(
 
 @pytest.mark.parametrize("topic", ["packed", "txn"])
 def test_a_gzip_topic_in_zstd_has_the_same_records(written: Path, tmp_path: Path, topic: str) -> None:
-    """The same archive cleaned with the producers' codec, and recompressed: Kafka's dump tells them apart by codec."""
+    """The same archive, cleaned with the producers' codec and recompressed: Kafka's dumps differ only in the codec."""
     found = {}
     for name, settings in (("producer", {}), ("zstd", {"compression.type": "zstd", "recompress": True})):
         lab = Lab(None, tmp_path / name, {"defaults": COMPACT | settings, "job": {"engine": "threads"}})

@@ -55,7 +55,7 @@ def test_what_is_restored_from_an_archive_in_magic_3_is_served_as_from_one_in_ma
 
 
 def test_a_broker_refuses_a_file_in_magic_3(cases: dict[str, Case], tmp_path: Path) -> None:
-    """Kafka's own reader stops at the magic byte, and a recovery takes the whole log away."""
+    """Kafka's own reader stops at the magic byte, and a recovery truncates the whole log."""
     (partition,) = cases["none-tomb"].partitions
     folder = as_v3(cases["none-tomb"].input(partition), tmp_path / partition)
     with pytest.raises(LabError, match="Invalid magic found in record: 3"):

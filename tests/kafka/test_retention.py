@@ -251,9 +251,7 @@ EXACT = """
 
 @pytest.mark.spark
 def test_exact_by_command_and_under_a_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By Kafka's dump tool nothing is left that is older, and all that is younger is there; a broker serves it, also by
-    time.
-    """
+    """Kafka's dump tool finds no older record and all younger ones; a broker serves the log, also by time."""
     archive, store, config = tmp_path / "archive", tmp_path / "store", tmp_path / "t.toml"
     shutil.copytree(Path(__file__).resolve().parents[2] / "examples" / "archive", archive)
     users = held(archive / "users-0")

@@ -142,7 +142,7 @@ def copied(source: Path, target: Path) -> Path:
 
 
 def test_a_log_directory_without_its_remote_segments_begins_at_the_first_local_one(expired, tmp_path, capsys):
-    """So does a broker without tiered storage that loads the same files, or those that we restore."""
+    """A broker without tiered storage that loads the same or the restored files behaves the same way."""
     starts = read_offset_checkpoint((expired.data / "log-start-offset-checkpoint").read_bytes(), "checkpoint")
     assert starts["orders", 0] == starts["payments", 0] == 0  # Kafka writes no such entry for other topics
     data = copied(expired.data, tmp_path / "data")

@@ -128,7 +128,7 @@ def test_a_full_disk_ends_the_job(part: Partition, tmp_path: Path, on: Any, erro
 def test_a_large_log_that_cannot_be_flushed(
     part: Partition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, differs: bool
 ) -> None:
-    """It is flushed while it is read back; a file system may have dropped what it could not write."""
+    """The log is flushed before it is read back, because a file system may discard data that it cannot write."""
     monkeypatch.setattr(segment_output, "_SMALL", -1)
     logs, plan = f"{part.store}/*.log", part.plan()
     given = [Fault("fsync", logs, error=error), *[Fault("read", logs, flip=(70, 1))] * differs]

@@ -160,7 +160,7 @@ MOUNTS = r"""
 
 
 def test_a_mount_is_known_by_its_place_in_its_file_system():
-    """As in a container that sees a folder twice: the archive, and the store that lies in it."""
+    """As in a container that mounts a folder twice: as the archive, and as the store inside the archive."""
     assert within_mount("/home/me", MOUNTS) == ("259:1", "home", "me")
     assert within_mount("/data/kafka/logs/t-0", MOUNTS) == ("8:16", "kafka", "logs", "t-0")
     assert within_mount("/archive/t-0", MOUNTS) == ("8:16", "kafka", "logs", "t-0")
@@ -290,7 +290,7 @@ SHARED = """\
 
 
 def test_mounts_that_share_files() -> None:
-    """A disk of its own that is mounted in a store is the store's; so is a store that is mounted as a whole."""
+    """A disk that is mounted inside a store belongs to the store, and so does the mount of a whole store."""
     assert shared_mounts("/copy", SHARED) == ["segments/t-0", "segments/v-0"]
     assert shared_mounts("/copy/segments/t-0", SHARED) == []
     assert shared_mounts("/mounted", SHARED) == []

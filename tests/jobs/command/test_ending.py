@@ -136,7 +136,7 @@ def test_nothing_is_written_into_an_archive_or_a_store(
 
 
 def test_no_file_of_another_kind_is_replaced(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also none of an archive and a store that the command does not know."""
+    """The same holds for an archive and a store of which the command has no name."""
     assert place.compact() == DONE
     other, others = tmp_path / "other" / "archive", tmp_path / "other" / "store"
     shutil.copytree(place.archive, other)

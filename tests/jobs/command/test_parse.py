@@ -161,7 +161,7 @@ def test_topics_that_are_there():
 
 
 def test_text_is_no_filter():
-    """Each of its letters would be a glob, a * among them every topic."""
+    """Each letter of the text would be a glob, and a * would select every topic."""
     with pytest.raises(TypeError, match=r"found 'users\*'"):
         TopicFilter("users*")
 

@@ -105,7 +105,7 @@ def test_only_the_first_reason_counts():
 
 
 def test_a_signal_that_another_thread_got_is_heard():
-    """Nothing wakes the main thread then."""
+    """No event wakes the main thread in this case."""
     main, never = threading.get_native_id(), Future()
     stat = Path(f"/proc/self/task/{main}/stat")
 

@@ -173,7 +173,7 @@ def test_error_for_a_missing_path(on_terminals):
 
 
 def test_what_is_logged_of_a_defect():
-    """In a process of its own: pytest has a handler, which the command line's process has not."""
+    """Runs in a separate process, because pytest installs a handler that the command line does not have."""
     code = "import sys; from lastkey.jobs.command import cli; from lastkey.logformat.errors import stopped;"
     code += "cli.main(['--version']); stopped(ValueError('bad \\x1b[2J'), 'dir\\x1b[31m\\u202e')"
     _, _, err = on_a_terminal("-c", code)

@@ -54,7 +54,7 @@ def test_only_nothing_an_empty_file_and_its_own_kind_are_replaced(tmp_path: Path
 
 
 def test_no_command_replaces_a_file_of_an_archive_or_a_store(tmp_path: Path) -> None:
-    """Commands that know neither, too."""
+    """This includes commands that have neither an archive nor a store."""
     archive, store = tmp_path / "archive", str(tmp_path / "store")
     write_partition(archive / "t-0", "a=1 b=1||a=2||c=1||")
     compact = [

@@ -211,7 +211,7 @@ def test_a_rollback_takes_its_keys_along(five_nights: Nights) -> None:
 
 
 def test_a_restored_generation_may_take_the_archives_place(five_nights: Nights) -> None:
-    """Its cleaner checkpoint lies below what the last run has cleaned."""
+    """Its cleaner checkpoint is below the offsets that the last run cleaned."""
     nights, root = five_nights, five_nights.root
     nights.grow("h1=5 h1=6")
     nights.run()

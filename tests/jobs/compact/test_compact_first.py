@@ -204,7 +204,7 @@ def test_records_without_a_key(first):
 
 @pytest.mark.slow
 def test_dirty_ratio_volume_and_lag_decide_whether_a_partition_is_due(first):
-    """One and the same partition: half dirty, of too little volume, and past max.compaction.lag.ms."""
+    """The same partition half dirty, with too few dirty bytes, and past max.compaction.lag.ms."""
     found = by_topic(first.report)
     assert found["waits"].status == "not_due"
     assert 0.2 < found["waits"].cleanable.ratio < 0.5
@@ -267,7 +267,9 @@ def test_the_archive_is_needed_until_nothing_of_it_is_used(cases, now_ms, lab):
 
 @pytest.mark.slow
 def test_policy_by_option(cases, now_ms, lab, capsys, tmp_path):
-    """--cleanup-policy compact is for the topics that --topics names, and for none whose own table says otherwise."""
+    """--cleanup-policy compact applies to the topics that --topics names, except topics whose own table has another
+    policy.
+    """
     for topic in ("a", "b", "own"):
         put(only_input(cases["few-keys"]), lab.archive / f"{topic}-0")
     plain = {"topics": {"own": {"cleanup.policy": "delete"}}}

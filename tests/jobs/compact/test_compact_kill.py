@@ -327,7 +327,7 @@ def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_p
     ],
 )
 def test_a_vacuum_without_grace_leaves_a_run_what_it_needs(begun, now_ms, tmp_path, step, heard):
-    """heard: vacuum hears of the run; else it goes by the files alone."""
+    """heard: vacuum sees the run's lease; otherwise only the files decide."""
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
@@ -496,8 +496,8 @@ def test_of_two_runs_at_once_one_wins(begun, now_ms, tmp_path, wave):
 
 @pytest.mark.parametrize(("wave", "kept"), [(64, {}), (1, {("grown", 0): 2})])
 def test_a_wave_commits_as_a_whole_or_not_at_all(begun, now_ms, tmp_path, wave, kept):
-    """Another run moves one of three partitions, and neither hears of the other. With waves of one partition, the
-    largest comes first, and stays.
+    """Another run commits one of three partitions, and neither run sees the other's lease. With waves of one partition,
+    the largest is committed first and is kept.
     """
     mine = _copy(begun[0], tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, wave=wave, engine="threads")

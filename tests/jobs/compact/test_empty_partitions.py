@@ -243,7 +243,7 @@ def test_the_folder_of_a_new_replica_is_no_partition_yet(place: Place) -> None:
 
 
 def test_restore_names_each_partition_of_its_topics_that_it_leaves_out(place: Place) -> None:
-    """u-1 is not due, and came later than the others; no run compacts v."""
+    """u-1 is not due and was added later than the others; no run compacts v."""
     for name, text in (("t-0", LOG), ("u-0", LOG), ("v-0", LOG)):
         write_partition(place.archive.parent / name, text)
     words = ["compact", str(place.archive.parent), "--store", str(place.store), "--cleanup-policy", "compact"]

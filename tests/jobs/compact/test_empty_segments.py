@@ -62,7 +62,7 @@ def test_behind_segments_of_the_archive_it_stays_the_archives(place: Place) -> N
 
 
 def test_what_is_above_the_high_watermark_is_no_part_of_it(place: Place) -> None:
-    """Nothing of the active segment was read: the generation has an empty one, and continues there."""
+    """The active segment was not read: the generation has an empty segment and continues there."""
     place.write("a=1 | b=2 || c=3")
     offset_checkpoint(place.archive.parent / "replication-offset-checkpoint", {"t-0": 2})
     code, said = place.compact()

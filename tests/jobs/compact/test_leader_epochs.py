@@ -58,7 +58,7 @@ def test_the_store_keeps_the_epochs_of_what_it_keeps(lab: Lab, left: str) -> Non
 
 
 def test_what_is_lost_is_not_made_of_a_cleaned_log(lab: Lab) -> None:
-    """From the batches that are left, epoch 3 would be missing."""
+    """The remaining batches do not contain epoch 3."""
     (lab.archive / "t-0" / CHECKPOINT).unlink()
     assert later(lab) == KNOWN
 

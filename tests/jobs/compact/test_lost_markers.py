@@ -54,7 +54,7 @@ def test_verify_reports_it_and_compact_keeps_the_earlier_batch(place: Place) -> 
 
 
 def test_later_runs_keep_it_too(place: Place) -> None:
-    """The header of the batch that shows the loss stays, and with it the marker: a later run reads them again."""
+    """The header of the batch that shows the loss is kept with the marker, so a later run detects the loss again."""
     place.write(ABORTED)
     assert place.compact()[0] == 0
     place.write(f"{ABORTED} || i=9 || {{pid=1 epoch=3 txn}} b=3 | {{pid=1 epoch=4 commit}} || j=1")

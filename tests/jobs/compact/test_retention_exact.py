@@ -201,9 +201,7 @@ def lazily(now_ms: int, oldest_ms: int) -> dict[str, Any]:
 
 
 def test_verify_knows_which_runs_compacted(spark, now_ms, tmp_path, monkeypatch):
-    """The policy says compact,delete, the run did retention alone: every young record is there, the last of its key or
-    not.
-    """
+    """The policy is compact,delete; the run applied only retention, all young records remain, superseded ones too."""
     lab = Lab(spark, tmp_path)
     folder = lab.archive / "both-0"
     folder.mkdir(parents=True)
@@ -239,8 +237,8 @@ def test_verify_sees_a_wrong_smallest_timestamp(spark, cases, now_ms, tmp_path, 
 
 
 def test_verify_of_an_undated_record_that_went_with_its_cleaned_segment(spark, now_ms, tmp_path):
-    """The rest of the compacted segment is old to retention and to Kafka; verify asks the source's time, which
-    a superseded record gave.
+    """The rest of the compacted segment has expired for retention and for Kafka; verify uses the source's time, which
+    comes from a superseded record.
     """
     lab = Lab(spark, tmp_path)
     folder = lab.archive / "both-0"

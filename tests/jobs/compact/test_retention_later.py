@@ -123,7 +123,7 @@ def test_the_brokers_own_retention_beside_ours_is_a_gap(lab, words):
 
 
 def test_verify_says_that_it_could_not_see_what_went(lab):
-    """The archive lost what had expired: whether it was old enough is unknown, so verify must not be silent."""
+    """The archive lost the expired segments. Their age is unknown, so verify must report this."""
     folder = write(lab)
     assert took(lab.run(2500 + LIMIT_MS, settings=policy("delete", ms=LIMIT_MS))) == [("time", 2)]
     assert verified(lab).all_not_checked == []
@@ -186,7 +186,7 @@ def test_verify_trusts_no_log_start_without_a_reason(lab):
 
 
 def test_runs_count_what_expired(lab):
-    """`runs` is what people read later: records that went are not records kept."""
+    """`runs` does not count removed records as kept."""
     write(lab)
     report = lab.run(20_000, settings=policy("compact,delete", ms=0), sealed=True)
     assert [s.records for s in lab.state().current()[1]["t", 0]] == [0]

@@ -137,7 +137,9 @@ def reset(world: Erasures) -> None:
 
 
 def test_bounds_of_a_log_whose_topic_id_is_lost_for_a_while(tmp_path: Path) -> None:
-    """It counts as the log of the generation before, and what was erased meanwhile is known when the id is back."""
+    """Without its id the log counts as that of the previous generation; when the id returns, the erasures in between
+    are applied.
+    """
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     path = world.lab.archive / "t-0" / "partition.metadata"
     assert world.erase("ann").exit_code == 0
@@ -189,7 +191,7 @@ def test_of_the_only_copy_of_other_offsets_the_way_out_is_said(tmp_path: Path) -
 
 
 def test_what_vacuum_would_leave_is_never_said_to_be_deleted(tmp_path: Path) -> None:
-    """Vacuum deletes no generation of a partition that nothing was erased from, and no folder it does not know."""
+    """Vacuum keeps the generations of partitions without erased records, and unknown folders."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1 dan=1", "eve=1")
     write_partition(world.lab.archive / "other-0", "ann=1 bob=1 || cem=1")
     assert world.compact().exit_code == 0

@@ -59,7 +59,9 @@ def texts(world: Erasures) -> str:
 
 
 def test_the_keys_go_and_all_else_stays(tmp_path: Path) -> None:
-    """The active segment and all codecs too; whole batches stay byte for byte, emptied ones keep their header."""
+    """This includes the active segment and all codecs. Complete batches are copied byte for byte; emptied batches keep
+    their header.
+    """
     world = made(
         tmp_path,
         "ann=1 bob=1 | {pid=7} ann=2 | {codec=zstd} cem=1 dan=1",
@@ -96,7 +98,7 @@ def test_the_keys_go_and_all_else_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recompress", [False, True])
 def test_an_erasure_of_a_recompressed_store(tmp_path: Path, recompress: bool) -> None:
-    """Batches that lose the key get the codec of compression.type; all others stay byte for byte."""
+    """Batches that lose the key get the codec of compression.type; all others are copied byte for byte."""
     settings = {"compression.type": "zstd", "recompress": recompress}
     world = made(
         tmp_path,
@@ -140,7 +142,9 @@ def test_digest_equals_openssl(tmp_path: Path) -> None:
 
 
 def test_transactions_stay_as_they_were(tmp_path: Path) -> None:
-    """Aborted records go too; a transaction that is open stays open, by its emptied batch, and ends as it would."""
+    """Aborted records are erased too. The emptied batch keeps an open transaction open, and its outcome does not
+    change.
+    """
     world = made(tmp_path, "{pid=1 txn} ann=1 | {pid=1 abort}", "b=1", "{pid=2 txn} ann=2 | c=1")
     assert world.erase("ann").exit_code == 0
     assert b"ann" not in {r.key for r in world.current()}

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.spark
 
 @pytest.mark.slow
 def test_drawn_nights(spark, tmp_path, request):
-    """Appends, tombstones, transactions that commit, abort, stay open; retention, damage that is repaired, kills, a
-    topic that is made again.
+    """Appends, tombstones, committed, aborted and open transactions, retention, repaired damage, kills and a recreated
+    topic.
     """
     each_drawn(request, tmp_path, partial(drawn, spark), nights=12)
 

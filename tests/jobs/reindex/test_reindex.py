@@ -409,7 +409,7 @@ def test_below_a_raised_log_start_nothing_is_carried(root):
 
 
 def test_leftovers_of_a_swap(root, sound):
-    """The cleaner's swap had not ended: files keep the names that the broker will rename."""
+    """The cleaner's swap is incomplete: files keep the names that the broker will rename."""
     folder = root / "t-0"
     for kind in ("log", "index"):
         (folder / segment_file(5, kind)).rename(folder / f"{segment_file(5, kind)}.swap")
@@ -576,7 +576,7 @@ def test_while_files_are_replaced_no_broker_can_start_and_no_second_run(root):
 
 @pytest.mark.parametrize("before", [TEXT[: TEXT.rindex(" |")], TEXT[: TEXT.rindex(" ||")]], ids=["grown", "rolled"])
 def test_broker_that_ends_before_the_lock_is_taken(before, root, tmp_path, monkeypatch):
-    """The broker's appends are no damage: its indexes cover more than the log had when it was listed."""
+    """Appends of the broker are no damage, although its indexes cover more than the listed log."""
     archive = tmp_path / "before"
     write_partition(archive / "t-0", before, index_interval_bytes=0)
 
@@ -773,7 +773,7 @@ def test_what_a_broker_wrote_comes_from_its_logs_alone(case, cases, tmp_path):
 
 
 def test_a_time_index_that_ends_early_is_reported_from_its_missing_entry(tmp_path, capsys):
-    """It has as many entries as the right one, which needs no more for all of the log."""
+    """The wrong index has as many entries as the right one, which covers the whole log."""
     write_partition(tmp_path / "t-0", "{ts=1} a=1 | {ts=2} b=1")
     index = tmp_path / "t-0" / segment_file(0, "timeindex")
     assert index.read_bytes() == struct.pack(">qi", 2, 1)
@@ -801,7 +801,7 @@ def test_a_snapshot_may_know_the_last_batch_of_a_producer_that_retention_took(tm
     ("emptied", "wrong"), [("{txn control pid=7 epoch=1 base=1 last=1}", False), ("{pid=7 abort}", True)]
 )
 def test_a_snapshot_may_know_a_marker_that_was_emptied(tmp_path, emptied, wrong):
-    """The cleaner leaves the marker's batch, so no offset is missing. With its record it says all."""
+    """The cleaner keeps the marker's batch, so no offset is missing. With its record the batch has all information."""
     folder, other = tmp_path / "archive" / "t-0", tmp_path / "other" / "t-0"
     write_partition(folder, "a=1 | {pid=7 epoch=1 abort} || b=1 || c=1", index_interval_bytes=0)
     write_partition(other, f"a=1 | {emptied} || b=1 || c=1", index_interval_bytes=0)

@@ -88,7 +88,7 @@ def archive(cases: dict[str, Case], tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_what_is_restored_is_that_of_a_store_in_magic_2(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
-    """Two runs each, of an archive in either format; the last segment stays the archive's."""
+    """Two runs for an archive in each format; the last segment remains in the archive."""
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
     plain = stored(archive, tmp_path / "v2", now_ms)
     assert not any(p.converted for p in plain.partitions)

@@ -80,7 +80,7 @@ def _logs(store: Path) -> dict[str, bytes]:
 def test_the_same_on_a_disk_that_is_really_full(
     tmp_path: Path, request: pytest.FixtureRequest, left: str, kind: str
 ) -> None:
-    """One without room for a folder; and one of three pages."""
+    """A file system without space for a folder, and one with three pages."""
     within, refused = own_mounts()
     if refused:
         tell(request, f"full disk, spark.local.dir: skipped: {refused}")

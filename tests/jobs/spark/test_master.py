@@ -65,7 +65,7 @@ def test_the_master_is_judged_before_anything_is_started(monkeypatch, tmp_path):
 
 
 def test_every_address_of_a_standalone_master_is_tried(monkeypatch):
-    """One that answers is enough; where none does, each is named with its reason."""
+    """One master that answers is enough; if none answers, each is named with its reason."""
     released, timeouts = threading.Event(), []
 
     def connect(address, timeout):

@@ -191,7 +191,7 @@ def test_waiting_ends_when_the_lease_is_deleted_or_not_renewed(root, monkeypatch
 
 
 def test_the_held_lease_has_the_size_of_the_first_one(root, monkeypatch):
-    """A reader in a bucket asks for the size first, and would read a part of a larger file."""
+    """A reader in a bucket requests the size first and would read only a part of a file that grew since."""
     sizes = []
     write = leases._write
 

@@ -51,7 +51,7 @@ def test_rows_are_replaced_and_added(tmp_path: Path) -> None:
 
 
 def test_any_other_byte_in_a_data_file_is_reported(tmp_path: Path) -> None:
-    """Parquet has no checksum of its own: a bit in a page is another number, one in a name another column."""
+    """Parquet has no checksum: a flipped bit in a page changes a number, and one in a name changes a column."""
     change(tmp_path, a=1, b=2)
     (file,) = (tmp_path / "state" / "t").glob("*.parquet")
     data = file.read_bytes()

@@ -179,8 +179,8 @@ def test_an_unread_beginning_is_a_problem(stored: Partition, monkeypatch: pytest
 
 
 def test_what_left_the_archive_on_purpose_is_no_problem(stored: Partition, tmp_path: Path) -> None:
-    """Its broker cleaned it, as its checkpoint says; or it was removed completely, because it is not needed any more.
-    One that the user names has to be there.
+    """The broker cleaned the archive, as its checkpoint shows, or the archive was deleted as unneeded. An archive that
+    the user names must exist.
     """
     of_store = VerifyOptions(store=str(stored.store))
     stored.log(12).unlink()
@@ -218,7 +218,7 @@ def test_no_such_archive(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_text(tmp_path: Path) -> None:
-    """No file or folder of Kafka's is called so; pyarrow raises where such a name is asked for."""
+    """No file or folder of Kafka has such a name, and pyarrow raises an error for it."""
     part = build(tmp_path / "archive")
     for folder in (part.root, part.log(0).parent):
         (folder / os.fsdecode(b"\xff-0")).mkdir()
@@ -242,8 +242,8 @@ def test_records_deleted_by_a_tombstone_below_the_log_start_are_not_read(tmp_pat
 
 
 def test_retention_of_a_generation_that_is_gone_took_what_the_archive_still_holds(tmp_path: Path) -> None:
-    """Vacuum and rebuild-state leave only the second run's checkpoint to tell what retention of the first run deleted.
-    Records that no retention deleted are missing.
+    """After vacuum and rebuild-state only the second run's checkpoint shows the deletions by retention in the first
+    run. Other records are missing.
     """
     job = {"engine": "threads"}
     lab = Lab(None, tmp_path, {"job": job})

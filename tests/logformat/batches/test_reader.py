@@ -56,7 +56,7 @@ def test_walks_keep_apart_although_they_share_buffers(tmp_path):
 
 @pytest.mark.parametrize("chunk_bytes", [64, 1 << 20], ids=["a-batch-each", "one-chunk"])
 def test_a_compressed_batch_of_magic_1_begins_behind_the_one_before_it_whatever_the_chunks(tmp_path, chunk_bytes):
-    """Its header says only where it ends, so this shows when it is decompressed."""
+    """Its header contains only its end, so the error appears during decompression."""
     inner = b"".join(message(1, i, b"k", b"v", timestamp=9) for i in range(3))  # offsets 3 to 5
     path = tmp_path / "0.log"
     path.write_bytes(message(1, 3, b"k", b"v") + message(1, 5, None, compress(GZIP, inner), attributes=GZIP))

@@ -51,7 +51,7 @@ def test_one_damaged_byte_costs_one_batch(tmp_path: Path, chunk_bytes: int, at: 
 
 @pytest.mark.parametrize("chunk_bytes", [100, 1 << 20])
 def test_drawn_damage(tmp_path: Path, chunk_bytes: int) -> None:
-    """Batches whose bytes are whole are found if another whole one, or the end of the file, follows."""
+    """An intact batch is found if another intact batch, or the end of the file, follows."""
     rng = random.Random(3)
     whole = write_segment(tmp_path, LOG).read_bytes()
     ends = borders(whole)

@@ -274,7 +274,7 @@ print(n, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_a_large_segment_in_bounded_memory(tmp_path, codec):
-    """Over 200 MB of records; what reading a small segment needed beside, in a process of its own."""
+    """More than 200 MB of records; memory above that of reading a small segment, in a separate process."""
     records = arrow_records([Row(b"key-%09d" % i, bytes(200) + b"%09d" % i, i, i) for i in range(20_000)])
     small = write_segment(tmp_path / "small", "a=1 | {codec=zstd} a=2")
     with SegmentWriter(tmp_path / "large", 0) as writer:

@@ -310,7 +310,9 @@ ZEROS = [  # log, suffix, entries of zeros -> what is printed behind the first l
 
 @pytest.mark.parametrize(("batches", "suffix", "n", "printed", "said", "problems"), ZEROS)
 def test_an_index_of_zeros(tmp_path, batches, suffix, n, printed, said, problems):
-    """As kafka-dump-log 4.3.0 (tests/kafka asks it); where we have a problem it ends with a stack trace."""
+    """Output of kafka-dump-log 4.3.0 (compared in tests/kafka); for damage the tool ends with a stack trace, Lastkey
+    with a problem.
+    """
     log = write_segment(tmp_path, batches) if batches else tmp_path / "00000000000000000000.log"
     log.touch()
     index = log.with_suffix(suffix)

@@ -407,7 +407,7 @@ def test_zstd_of_several_frames():
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_zstd_frames_behind_one_byte_repeated(last):
-    """A block that says how much it gives, not how long it is, can look like one that fills the body."""
+    """A block that states its decompressed but not its compressed size can resemble one that fills the body."""
     behind = zstd(b"hello world")
     size = 10 + len(behind) - (9 if last else 12) + (0 if last else 3)
     blocks = (size << 3 | 2 | last).to_bytes(3, "little") + b"A" + (b"" if last else b"\1\0\0")

@@ -357,7 +357,7 @@ def test_offsets_that_no_index_entry_can_hold(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
 def test_a_note_names_the_index_and_the_log_that_do_not_fit(tmp_path, kind):
-    """Either may be the wrong one, and the log may lie in an archive, its index in a store."""
+    """Either file may be wrong; the log may be in an archive and its index in a store."""
     folder = write_partition(tmp_path / "t-0", "a=1 | b=2 | c=3 | d=4", index_interval_bytes=0).folder
     path = next(folder.glob(f"*.{kind}"))
     data = bytearray(path.read_bytes())

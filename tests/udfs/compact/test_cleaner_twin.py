@@ -217,7 +217,7 @@ def test_any_log_is_cleaned_as_the_twin_does(tmp_path_factory: pytest.TempPathFa
 
 
 def test_an_index_entry_stays_in_a_segment_that_is_not_cleaned(tmp_path: Path) -> None:
-    """Only the marker of the transaction is left, in the active segment: a broker keeps the entry there."""
+    """Only the marker of the transaction remains, in the active segment, where a broker keeps the entry."""
     segments = (
         Segment(0, (data_batch(0, [(5, b"a", b"1")], producer_id=1, producer_epoch=0, base_sequence=0,
                                transactional=True), data_batch(1, [(5, b"b", b"1")])), NOW),

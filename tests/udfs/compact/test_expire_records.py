@@ -127,7 +127,7 @@ def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", case_names())
 def test_compaction_first(name: str, cases: dict[str, Case], tmp_path: Path) -> None:
-    """The result is that of a plain compaction, less the old records: an earlier value of a key never comes back."""
+    """The result is that of a plain compaction without the old records: no earlier value of a key reappears."""
     case = cases[name]
     partition = case.partitions[0]
     plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path)

@@ -169,7 +169,7 @@ def test_impossible_length(part, length):
 
 @pytest.mark.parametrize("base", [INNER, ACTIVE])
 def test_length_past_the_end(part, base):
-    """Also in the last segment: the index knows batches behind, so it is no torn tail."""
+    """The same in the last segment: the index contains later batches, so the damage is no torn tail."""
     position = part.positions(base)[1]
     edit(part.log(base), position + 8, struct.pack(">i", 1 << 20))
     fails(part, "torn_tail", segment_file(base, "log"), position)
@@ -280,7 +280,7 @@ def test_markers_ahead_that_cannot_be_read(tmp_path):
 
 @pytest.mark.parametrize("in_last", [False, True])
 def test_committed_data_on_both_sides_of_damage(tmp_path, in_last):
-    """Withheld is only what has its marker, perhaps, on the other side; the log's end is found behind the damage."""
+    """Only records whose marker may lie behind the damage are withheld; the log end behind the damage is found."""
     text = (
         "{pid=1 txn} a=1 | {pid=2 txn} b=2 | {pid=2 commit} | x=3 | {pid=1 txn} c=4 | {pid=1 commit} | {pid=3 txn} d=5"
     )

@@ -135,7 +135,7 @@ def test_files_that_are_named_need_not_be_neighbours(holed: Partition) -> None:
 
 
 def test_an_index_without_its_log(part: Partition) -> None:
-    """Also below the cleaner checkpoint, where a hole alone says nothing."""
+    """The same below the cleaner checkpoint, where a hole alone proves no loss."""
     checkpoint(part, "cleaner-offset", ACTIVE)
     remove(part, INNER, "log", "timeindex")
     gap = gap_of(part)

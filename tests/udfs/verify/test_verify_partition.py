@@ -150,7 +150,7 @@ def test_a_changed_epoch_is_seen_by_the_checksum(made: tuple[PartitionPlan, Part
 def test_epochs_of_ours_that_the_archive_contradicts(
     made: tuple[PartitionPlan, PartitionResult], held: list[tuple[int, int]] | None
 ) -> None:
-    """A copy of the archive's file, from which no compaction leads to these; None: not a byte is left. An older version
+    """A copy of the archive's file that no compaction turns into these files; None: the file is empty. An older version
     wrote no checksum of it.
     """
     plan, result = made
@@ -404,7 +404,7 @@ def test_marker_is_kept_until_its_records_are_removed(tmp_path: Path, kind: int)
 
 @pytest.mark.long
 def test_more_keys_than_the_table_holds(tmp_path: Path) -> None:
-    """Wrappers of magic 1 do not say how many records they hold: the walk is made again for parts of the keys."""
+    """Wrappers of magic 1 have no record count, so the walk is repeated for parts of the keys."""
     n = 70_000
     records = [(START_MS, b"%d" % i, b"") for i in range(n)]
     wrapper = data_batch(0, records, magic=1, codec=1)

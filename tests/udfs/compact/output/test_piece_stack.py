@@ -45,7 +45,7 @@ def drained(stack):
 
 
 def test_what_is_pushed_comes_back_last_first():
-    """Two stacks at a time, as a group's pieces wait until the group before it has some of its own."""
+    """Two stacks at a time, because a group's pieces wait for those of the previous group."""
     rng = np.random.default_rng(1)
     held, told = filled(rng, [10])
     for _ in range(200):

@@ -266,8 +266,8 @@ def test_a_transaction_whose_end_is_missing(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("snapshots", [(4, 5, 6), (6,), ()])
 def test_transaction_whose_end_only_a_snapshot_contains(tmp_path: Path, snapshots: tuple[int, ...]) -> None:
-    """A snapshot behind the gap says that the transaction is over, but not how. Without any snapshot it is open, and
-    everything from its data on waits.
+    """A snapshot behind the gap shows that the transaction ended, but not its outcome. Without a snapshot the
+    transaction is open, and all records from its first one are withheld.
     """
     folder = tmp_path / "t-0"
     write_partition(folder, "a=1 | {pid=7 txn} a=2 b=1 || {pid=7 abort} || c=1 || d=1")
@@ -421,7 +421,7 @@ def test_a_replica_that_was_filled_from_a_cleaned_leader(part: Partition) -> Non
 
 
 def test_cleaned_work_below_a_hole_does_not_excuse_it(part: Partition) -> None:
-    """The cleaner went through the first segment, and another file is missing behind it."""
+    """The cleaner has cleaned the first segment, and a later file is missing."""
     part.write(0, thinned(0, (0, 2)))
     remove(part, 2 * INNER)
     expect_gap(part, segment_file(ACTIVE, "log"))
