@@ -224,7 +224,7 @@ def test_an_export_writes_and_deletes_nothing_behind_a_link(tmp_path: Path, name
     link.symlink_to(theirs / "file" if name.startswith(MARK) else theirs)
     before = tree(tmp_path)
     with raises_kind(NOT_EMPTY, match=f"{name}: a symbolic link"):
-        output.go_on() if state == LATEST else output.begin(["t"])
+        output.resume() if state == LATEST else output.begin(["t"])
     assert tree(tmp_path) == before
 
 
