@@ -150,7 +150,7 @@ def _packages(*, driver: bool) -> list[metadata.Distribution]:
     """
     left_out = _SPARKS + (() if driver else installation.OF_DRIVERS)
     distributions: dict[str, metadata.Distribution] = {}
-    wanted = [(one, "lastkey") for one in installation.requirements()]
+    wanted = [(required, "lastkey") for required in installation.requirements()]
     while wanted:
         requirement, by = wanted.pop()
         name = _normal(re.match(r"[\w.-]+", requirement)[0])  # type: ignore[index]
@@ -162,7 +162,9 @@ def _packages(*, driver: bool) -> list[metadata.Distribution]:
             if ";" in requirement:  # of an extra, or of another machine or Python
                 continue
             raise NO_PACKAGE(what=f"{by} needs {requirement}", found="no such package") from error
-        wanted += [(one, name) for one in distributions[name].requires or () if not re.search(r"\bextra\b", one)]
+        wanted += [
+            (required, name) for required in distributions[name].requires or () if not re.search(r"\bextra\b", required)
+        ]
     return [distributions[name] for name in sorted(distributions)]
 
 

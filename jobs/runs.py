@@ -205,6 +205,6 @@ def _by(row: JobRow | None) -> str:
 
 def _note(row: RunRow) -> str:
     name, n_expired = partition_folder(row.topic, row.partition), sum(one.segments for one in row.went)
-    said = [f"{name} started over"] if row.anew else []
-    said += [f"{name} went back to generation {row.back_to}"] if row.back_to else []
-    return "; ".join([*said, *([f"{name}: {counted(n_expired, 'segment')} expired"] if n_expired else [])])
+    parts = [f"{name} started over"] if row.anew else []
+    parts += [f"{name} went back to generation {row.back_to}"] if row.back_to else []
+    return "; ".join([*parts, *([f"{name}: {counted(n_expired, 'segment')} expired"] if n_expired else [])])

@@ -196,11 +196,11 @@ def known_error(error: Exception, written_to: Iterable[str] = ()) -> JobError | 
 
     written_to: the folders that the job writes to, one of which may be full.
     """
-    found = _classify(error, written_to)
-    if found is not None and found is not error:
+    classified = _classify(error, written_to)
+    if classified is not None and classified is not error:
         for note in getattr(error, "__notes__", ()):
-            found.add_note(note)
-    return found
+            classified.add_note(note)
+    return classified
 
 
 def raises_job_errors(function: Callable[P, R]) -> Callable[P, R]:

@@ -159,10 +159,10 @@ def several(value: object, wrong: Callable[[], Exception]) -> tuple[Any, ...]:
 def _several_texts(option: Value[Any, Any], value: object, what: str) -> tuple[str, ...]:
     """Return one text, or several, as a tuple. Raise TypeError for anything else."""
     wrong = partial(option.wrong_type, f"{what}, or several of them", value)
-    found = several(value, wrong)
-    if not all(isinstance(text, str) for text in found):
+    values = several(value, wrong)
+    if not all(isinstance(text, str) for text in values):
         raise wrong()
-    return found
+    return values
 
 
 def _not_empty(option: Value[Any, Any], values: tuple[Some, ...], what: str) -> tuple[Some, ...]:

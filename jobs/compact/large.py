@@ -151,10 +151,10 @@ def _whole(plan: PartitionPlan, results: list[RewrittenGroup | Problem], analysi
             raise result.as_error()
         groups[result.group] = result
     reports = [report for group in groups.values() for report in group.reports]
-    for one in reports:
-        count(**one.counts)
-    highest = max((one.highest for one in reports), default=NO_VERSION)
-    check_versions(plan, highest, any(one.n_keys for one in reports))
+    for part_report in reports:
+        count(**part_report.counts)
+    highest = max((part_report.highest for part_report in reports), default=NO_VERSION)
+    check_versions(plan, highest, any(part_report.n_keys for part_report in reports))
     for number, numbers in enumerate(analysis.groups):
         if number not in groups:
             groups[number] = RewrittenGroup(number, [written_segment(analysis.group(numbers))], Tally(), ())

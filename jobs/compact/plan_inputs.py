@@ -277,13 +277,15 @@ def _reappeared(s: Segment, expected: str) -> Problem:
 
 
 def _identity_problem(archived: ArchivedPartition, checkpoint: Checkpoint) -> Problem | None:
-    for what, expected_id, found in (
+    for what, expected_id, archive_id in (
         ("topic id", checkpoint.topic_id, archived.topic_id),
         ("cluster id", checkpoint.cluster_id, archived.cluster_id),
     ):
-        if expected_id is not None and found is not None and expected_id != found:
+        if expected_id is not None and archive_id is not None and expected_id != archive_id:
             expected = f"{what} {expected_id}"
-            return Problem("changed", archived.path, NO_POSITION, expected, found, hint=ANOTHER_LOG, state="diverged")
+            return Problem(
+                "changed", archived.path, NO_POSITION, expected, archive_id, hint=ANOTHER_LOG, state="diverged"
+            )
     return None
 
 

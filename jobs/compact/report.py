@@ -133,19 +133,19 @@ class CompactReport(JobReport):
 
     def figures(self) -> dict[str, Any]:
         """Return the run's figures for monitoring: sums over the partitions that it committed."""
-        made = [r for r in self.results if partition_key(r) in self.generations]
-        before, after = sum(r.work.bytes_before for r in made), sum(r.work.bytes_after for r in made)
+        cleaned = [r for r in self.results if partition_key(r) in self.generations]
+        before, after = sum(r.work.bytes_before for r in cleaned), sum(r.work.bytes_after for r in cleaned)
         states = (r.problem.state if r.problem else self._status(r) for r in self.results)
         return super().figures() | {
-            "committed_partitions": len(made),
+            "committed_partitions": len(cleaned),
             "due_partitions": len(self.due),
-            "read_bytes": sum(r.work.bytes_read for r in made),
-            "written_bytes": sum(r.work.bytes_written for r in made),
+            "read_bytes": sum(r.work.bytes_read for r in cleaned),
+            "written_bytes": sum(r.work.bytes_written for r in cleaned),
             "before_bytes": before,
             "after_bytes": after,
             "saved_bytes": before - after,
-            "read_records": sum(r.work.counters.get("records_read", 0) for r in made),
-            "kept_records": sum(r.work.counters.get("records_kept", 0) for r in made),
+            "read_records": sum(r.work.counters.get("records_read", 0) for r in cleaned),
+            "kept_records": sum(r.work.counters.get("records_kept", 0) for r in cleaned),
             "partitions": counts(states),
             "lag": self.lag,
         }

@@ -184,14 +184,14 @@ class _Values:
 
 def _paths(take: _Values) -> tuple[str, ...]:
     several = take.text("paths")  # .load([...]) becomes this
-    one = take.text("path")
+    single = take.text("path")
     try:
         paths = json.loads(several) if several else []
     except ValueError:
         paths = None
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
         raise UsageError(message=f'paths: expected JSON such as ["a","b"], which .load([...]) makes, found {several!r}')
-    return (*paths, *((one,) if one else ()))
+    return (*paths, *((single,) if single else ()))
 
 
 def _selection(take: _Values) -> Selection:

@@ -161,7 +161,7 @@ def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, 
         return exported
     stand = before
     logs = {n: log for p in partitions if (log := origin.logs.get((topic.name, n := p.partition or 0))) is not None}
-    other = {n for n, known in stand.logs.items() if logs.get(n, known) != known}
+    other = {n for n, logs_known in stand.logs.items() if logs.get(n, logs_known) != logs_known}
     starts_over = not stand.offsets or bool(other)
     if other:
         why = "the topic was deleted and made again" if options.store is None else "the store began it again (--reset)"
@@ -174,7 +174,7 @@ def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, 
     held = _held(topic, parts, row_files)
     with topic.workers.spark("export") as whole:
         spark = session_for(whole, sum(s.size_bytes for n in row_files for s in parts[n].source.segments))
-        gone = _deleted(spark, topic, parts, held)
+        deleted_keys = _deleted(spark, topic, parts, held)
         try:
             problems = [*lost, *(problem for part in parts.values() for problem in part.problems)]
             report.other_problems += dict.fromkeys(problems)
@@ -188,20 +188,24 @@ def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, 
                 row_files or problems or (stand.run and not other)
             ):  # else the rows of another topic would stay
                 return exported
-            known = {n: log for n, log in logs.items() if not ends or n in stand.offsets | ends}
+            logs_known = {n: log for n, log in logs.items() if not ends or n in stand.offsets | ends}
             numbers = {n: number for n in ends if (number := parts[n].generation) is not None}
             moved = TableOffsets(
-                stand.offsets | ends, stand.logs | known, stand.generations | numbers, uuid.uuid4().hex
+                stand.offsets | ends, stand.logs | logs_known, stand.generations | numbers, uuid.uuid4().hex
             )
             rows = topic.frame(spark, [row_files[n] for n in ends])
-            deleted = None if gone is None else gone.where(F.col("partition").isin(list(ends)) & F.col(TOMBSTONE))
+            deleted = (
+                None
+                if deleted_keys is None
+                else deleted_keys.where(F.col("partition").isin(list(ends)) & F.col(TOMBSTONE))
+            )
             step("last rows written")
             with alone(output.root, topic.name, before):
                 changed = _commit(topic, rows, moved, starts_over=starts_over, deleted=deleted)
             exported.inserted, exported.updated, exported.deleted = changed.inserted, changed.updated, changed.deleted
         finally:
-            if gone is not None:
-                gone.unpersist()
+            if deleted_keys is not None:
+                deleted_keys.unpersist()
     return exported
 
 

@@ -128,8 +128,8 @@ def _broker_value(configs: ClusterConfigs, topic: str, setting: str) -> Value:
     for who, value in _stated(configs, topic, setting):
         sources_by_value.setdefault(value, []).append(who)
     if len(sources_by_value) > 1:
-        said = "; ".join(f"{value} ({', '.join(who)})" for value, who in sources_by_value.items())
-        raise BROKERS_DISAGREE(setting=setting, topic=topic, found=said)
+        values_text = "; ".join(f"{value} ({', '.join(who)})" for value, who in sources_by_value.items())
+        raise BROKERS_DISAGREE(setting=setting, topic=topic, found=values_text)
     return next(iter(sources_by_value), KAFKA_DEFAULTS[setting])
 
 

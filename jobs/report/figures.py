@@ -101,7 +101,7 @@ def compression(profiles: Sequence[PartitionProfile]) -> Plot | None:
     rows = sorted(by_codec.items(), key=lambda item: -item[1][0])
     if not rows:
         return None
-    said = ", ".join(
+    summary = ", ".join(
         f"{codec} {b / max(a, 1):.2f} to 1 in {counted(n, 'batch', 'batches')}" for codec, (a, b, n) in rows
     )
     series = [("stored", LIVE, [v[0] for _, v in rows]), ("decompressed", OTHER, [v[1] for _, v in rows])]
@@ -110,7 +110,7 @@ def compression(profiles: Sequence[PartitionProfile]) -> Plot | None:
         [codec for codec, _ in rows],
         series,
         plots.format_bytes,
-        says=said,
+        says=summary,
         label="codec",
     )
 

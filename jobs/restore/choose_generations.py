@@ -60,9 +60,9 @@ def choose_at_time(tables: State, topics: TopicFilter, at_ms: int, notes: list[s
         commits = [commit for _, commit in generations if isinstance(commit, Commit)]
         if back := next((pair for pair in pairwise(commits) if pair[0].run.started_ms < pair[1].run.started_ms), None):
             newer, older = (f"generation {commit.checkpoint.generation} ({_time(commit)})" for commit in back)
-            said = f"{name}: a clock was wrong: {newer} was made after {older}, so {at} may be the time of another"
+            doubt = f"{name}: a clock was wrong: {newer} was made after {older}, so {at} may be the time of another"
             latest = max(commit.run.started_ms for commit in commits)
-            notes += [f"{said}; --generation chooses one"] if at_ms < latest else []
+            notes += [f"{doubt}; --generation chooses one"] if at_ms < latest else []
         then = next((commit for commit in commits if commit.run.started_ms <= at_ms), None)
         after = commits[commits.index(then) - 1 if then is not None else -1] if commits else None  # its successor
         if then is None and after is not None and after.checkpoint.generation == 1:

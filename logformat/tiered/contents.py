@@ -106,8 +106,8 @@ class Manifest:
 def read_manifest(data: bytes, path: str) -> Manifest:
     """Parse a manifest. Raise kind "side_file" if it is none, "unreadable" if its segment is encrypted."""
     try:
-        found = json.loads(data)
-        version, encryption = str(found["version"]), found.get("encryption")
+        content = json.loads(data)
+        version, encryption = str(content["version"]), content.get("encryption")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LogFormatError(
             "side_file", path, 0, "a segment's manifest in JSON", str(error) or "other JSON"
@@ -118,7 +118,7 @@ def read_manifest(data: bytes, path: str) -> Manifest:
         hint = "Lastkey holds no keys: copy the topic into an archive without encryption"
         raise LogFormatError("unreadable", path, 0, "a segment without encryption", "an encrypted one", hint=hint)
     try:
-        chunks = found["chunkIndex"]
+        chunks = content["chunkIndex"]
         size, chunk_size = int(chunks["originalFileSize"]), int(chunks["originalChunkSize"])
         if size < 0 or chunk_size < 1 or -(-size // chunk_size) > _MOST_CHUNKS:
             raise ValueError(f"a log of {size} bytes in chunks of {chunk_size}")
@@ -132,17 +132,17 @@ def read_manifest(data: bytes, path: str) -> Manifest:
             raise ValueError(f"chunks of type {chunks['type']!r}")
         if len(sizes) != n or (n and int(sizes.min()) < 0):
             raise ValueError(f"the sizes of {len(sizes)} chunks, of {n} in the log")
-        compressed = bool(found["compression"])
+        compressed = bool(content["compression"])
         if not compressed and int(sizes.sum()) != size:
             raise ValueError(f"{int(sizes.sum())} stored bytes without compression, of a log of {size}")
         if compressed and min(size, chunk_size) > _MOST_CHUNK_BYTES:
             raise ValueError(f"compressed chunks of {chunk_size} bytes")
-        stated = {kind: found["segmentIndexes"].get(field) for kind, field in _INDEXES.items()}
+        stated = {kind: content["segmentIndexes"].get(field) for kind, field in _INDEXES.items()}
         indexes = {kind: (int(at["position"]), int(at["size"])) for kind, at in stated.items() if at is not None}
         for kind, (position, length) in indexes.items():
             if position < 0 or not 0 <= length <= most_side_bytes(f"x.{kind}", size):
                 raise ValueError(f"{_INDEXES[kind]} with {length} bytes at {position}")
-        end = (found.get("remoteLogSegmentMetadata") or {}).get("endOffset")
+        end = (content.get("remoteLogSegmentMetadata") or {}).get("endOffset")
         return Manifest(size, chunk_size, np.cumsum(sizes), compressed, indexes, None if end is None else int(end))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, pa.ArrowException, OSError) as error:
         raise LogFormatError("side_file", path, 0, "the chunks and indexes of a segment", str(error)) from error

@@ -129,13 +129,13 @@ class TieredFileSystem:
             return open_input(self.filesystem, path)
         if self._folder(at[0], at[1]).plain:
             return open_input(self.filesystem, path)
-        found = self._file(*at, name)
-        if found is None:
+        entry = self._file(*at, name)
+        if entry is None:
             raise FileNotFoundError(f"{path}: no such file among the remote segments")
-        if found.contents is None:
-            return pa.BufferReader(found.content)
-        file = found.contents.open(found.kind)
-        return file if not found.position else pa.PythonFile(_From(file, found.position), "r")
+        if entry.contents is None:
+            return pa.BufferReader(entry.content)
+        file = entry.contents.open(entry.kind)
+        return file if not entry.position else pa.PythonFile(_From(file, entry.position), "r")
 
     def objects(self, path: str) -> list[str]:
         """Return the paths of the objects that go if a file goes: all of its copy for a log, the log last; none for a
@@ -144,10 +144,10 @@ class TieredFileSystem:
         at = _find_partition(path.rpartition("/")[0])
         if at is None or self._folder(at[0], at[1]).plain:
             return [path]
-        found = self._file(*at, path.rpartition("/")[2])
-        if found is None or found.contents is None or found.kind != names.LOG:
+        entry = self._file(*at, path.rpartition("/")[2])
+        if entry is None or entry.contents is None or entry.kind != names.LOG:
             return []
-        objects = found.contents.copy.objects
+        objects = entry.contents.copy.objects
         return [objects[kind].path for kind in sorted(objects, key=lambda kind: (kind == names.LOG, kind))]
 
     def left_out(self, path: str) -> tuple[str, ...]:
@@ -164,10 +164,10 @@ class TieredFileSystem:
         return () if at is None else self._folder(at[0], at[1]).choice.notes
 
     def _file(self, folder: str, partition: RemotePartition, stray: str, name: str) -> _Shown | None:
-        found = _by_name(self._folder(folder, partition), stray, name)
-        if found is None:  # perhaps uploaded since
-            found = _by_name(self._folder(folder, partition, again=True), stray, name)
-        return found
+        entry = _by_name(self._folder(folder, partition), stray, name)
+        if entry is None:  # perhaps uploaded since
+            entry = _by_name(self._folder(folder, partition, again=True), stray, name)
+        return entry
 
     def _folder(self, folder: str, partition: RemotePartition, *, again: bool = False) -> _Folder:
         cached = _KNOWN.get((self._uri, folder))
@@ -183,11 +183,11 @@ class TieredFileSystem:
         copies = group_copies(partition, (info for info in listed if info.type == pafs.FileType.File))
         before = {c.copy: c for c in cached.contents} if cached is not None else {}
         same = {copy: before[copy] for copy in copies if copy in before and _equal(before[copy].copy, copy)}
-        found = _Folder(partition, [same.get(copy) or Contents(self.filesystem, copy) for copy in copies])
+        folder_now = _Folder(partition, [same.get(copy) or Contents(self.filesystem, copy) for copy in copies])
         if cached is not None and len(same) == len(copies) == len(before):
             return cached
-        _KNOWN[self._uri, folder] = found
-        return found
+        _KNOWN[self._uri, folder] = folder_now
+        return folder_now
 
     def _entries(self, asked: pafs.FileSelector) -> list[pafs.FileInfo]:
         path = asked.base_dir.rstrip("/")
@@ -315,10 +315,10 @@ def _by_name(folder: _Folder, stray: str, name: str) -> _Shown | None:
     if stray:
         logs = (c for c in folder.contents if c.copy.segment_id == stray and names.LOG in c.copy.objects)
         return next((_shown_log(c) for c in logs if name == names.segment_file(c.copy.start, names.LOG)), None)
-    found = folder.shown.get(name)
-    if found is None or found.contents is None or found.kind != names.LOG:
-        return found
-    return replace(found, size=found.contents.sizes[names.LOG] - found.position)
+    entry = folder.shown.get(name)
+    if entry is None or entry.contents is None or entry.kind != names.LOG:
+        return entry
+    return replace(entry, size=entry.contents.sizes[names.LOG] - entry.position)
 
 
 def _is_hidden(partition: RemotePartition, info: pafs.FileInfo) -> bool:

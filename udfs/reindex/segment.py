@@ -131,7 +131,7 @@ def _reindex(task: ReindexTask, number: int, reader: LogReader) -> SegmentOutcom
         segment.path,
         settings.time_index_interval_ms,
     )
-    found = scan(segment, after, settings.check_crc, reader, builder, judge)
+    scanned = scan(segment, after, settings.check_crc, reader, builder, judge)
     rebuilt = builder.finish()
     limit = settings.segment_index_bytes
     verdicts = judge.offset_index(rebuilt[0], limit), judge.time_index(rebuilt[1], limit)
@@ -141,7 +141,7 @@ def _reindex(task: ReindexTask, number: int, reader: LogReader) -> SegmentOutcom
         files.append(report)
         written += n
     read = sum(len(file.head) for file in files_read if file is not None)
-    return replace(found, files=tuple(files), bytes_read=found.bytes_read + read, bytes_written=written)
+    return replace(scanned, files=tuple(files), bytes_read=scanned.bytes_read + read, bytes_written=written)
 
 
 def _place(folder: str, segment: Segment, kind: str) -> SideFilePlace:

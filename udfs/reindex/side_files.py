@@ -75,23 +75,25 @@ def judge_txn_index(
         return Verdict("huge", end, end // _TXN_SIZE, f"{len(entries)} entries", f"{file.size} bytes")
     used = -(-len(file.head.rstrip(b"\0")) // _TXN_SIZE) * _TXN_SIZE  # no entry ends in a zero offset and begins in one
     whole = min(used, len(file.head) - len(file.head) % _TXN_SIZE)
-    found = transaction_index.read(file.head[:whole], file.path)
-    n = len(found)
+    txn_entries = transaction_index.read(file.head[:whole], file.path)
+    n = len(txn_entries)
 
     def at(reason: Reason, i: int, expected: str = "") -> Verdict:
         right = _txn_text(entries[i]) if i < len(entries) else "no entry"
-        entry_text = _txn_text(found[i]) if i < n else "no entry"
+        entry_text = _txn_text(txn_entries[i]) if i < n else "no entry"
         return Verdict(reason, i * _TXN_SIZE, i, expected or right, entry_text)
 
     problems = check_txn_index(file.head[:whole], file.path, entries, outcome.aborts, previous, dense_from)
     ended = n < len(entries) and rebuilt.startswith(file.head[:whole])
     if problems and not ended:
-        outside = (found["last_offset"] < outcome.base_offset) | (found["last_offset"] > outcome.last_offset)
+        outside = (txn_entries["last_offset"] < outcome.base_offset) | (
+            txn_entries["last_offset"] > outcome.last_offset
+        )
         first = min(problems, key=lambda problem: problem.position)
         i = first.position // _TXN_SIZE
-        if outside.any() and outside.all() and (len(entries) or found["last_offset"][0] < outcome.base_offset):
+        if outside.any() and outside.all() and (len(entries) or txn_entries["last_offset"][0] < outcome.base_offset):
             return at("foreign", 0)
-        cut_off = i < n and outside[i:].all() and (found["last_offset"][i:] > outcome.last_offset).all()
+        cut_off = i < n and outside[i:].all() and (txn_entries["last_offset"][i:] > outcome.last_offset).all()
         return at("stale", i) if cut_off else at("wrong", i, first.expected)
     rest = file.size - whole
     if 0 < rest < _TXN_SIZE:
@@ -101,7 +103,7 @@ def judge_txn_index(
     if ended:
         return at("stale", n)
     both = min(n, len(entries))
-    differs = np.flatnonzero(found[:both] != entries[:both])
+    differs = np.flatnonzero(txn_entries[:both] != entries[:both])
     return at("other_entries", int(differs[0]) if len(differs) else both)
 
 

@@ -118,7 +118,7 @@ def write_generation(
     facts = listed_times(members, analysis.sources[-1].bytes_above)
     by_rule = expired(plan, facts, analysis.sealed)
     n_gone = sum(by_rule.values())
-    gone, segments = members[:n_gone], list[Segment]()
+    deleted, segments = members[:n_gone], list[Segment]()
     for row in members[n_gone:]:
         if row.cleaned:
             segments.append(row)
@@ -141,15 +141,15 @@ def write_generation(
         tuple(segments),
         log_start,
         summarize_expired(
-            by_rule, [(s.base_offset, s.next_offset, s.records, s.size_bytes) for s in gone], facts.bytes_above
+            by_rule, [(s.base_offset, s.next_offset, s.records, s.size_bytes) for s in deleted], facts.bytes_above
         ),
-        tuple(gone),
+        tuple(deleted),
         notes,
     )
     if plan.run.dry_run:
         return generation
     store = make_generation_folder(plan)
-    for segment in gone:
+    for segment in deleted:
         if segment.cleaned:
             _remove_segment(store, segment)
     side_files, note = _side_files(plan, analysis, segments, log_start)

@@ -244,7 +244,7 @@ def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, 
     """
     accept = plan.policy.settings.gaps == "accept"
     passed = [gap for gap in plan.input.generation.gaps if gap.last >= (plan.input.log_start_checkpoint or 0)]
-    accepted, said = _Ranges(passed), []
+    accepted, range_texts = _Ranges(passed), []
     thinned_above = list(accumulate((s.thinned_offset for s in reversed(scans)), max))[::-1]
     for hole in _holes(plan, scans):
         if accepted.hold(hole.first, hole.last):
@@ -257,15 +257,15 @@ def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, 
         below = plan.input.segments[hole.below] if hole.below >= 0 else None
         before, size = (-1, -1) if below is None or plan.is_ours(below) else (below.base_offset, below.size_bytes)
         passed.append(Gap(hole.first, hole.last, before, size, missing is not None))
-        said.append(f"{hole.first} to {hole.last}" + ("" if missing is not None else " (removed by a cleaner)"))
+        range_texts.append(f"{hole.first} to {hole.last}" + ("" if missing is not None else " (removed by a cleaner)"))
     beyond, certain = _beyond(plan, scans, log_end)
     if beyond is not None and certain and not accept:
         raise beyond.as_error()
     if beyond is not None:
         notes.append(f"{beyond.path}: expected {beyond.expected}, but the log ends at {log_end}: it may be cut short")
-    if said:
-        more = f", and {len(said) - _SHOWN} more ranges" if len(said) > _SHOWN else ""
-        notes.append(f"{plan.name}: no segment holds offsets {', '.join(said[:_SHOWN])}{more}")
+    if range_texts:
+        more = f", and {len(range_texts) - _SHOWN} more ranges" if len(range_texts) > _SHOWN else ""
+        notes.append(f"{plan.name}: no segment holds offsets {', '.join(range_texts[:_SHOWN])}{more}")
     ranges = _Ranges(passed)
     for snapshot in plan.input.snapshots:
         if not plan.is_ours(snapshot) and ranges.hold(snapshot.offset - 1, snapshot.offset):

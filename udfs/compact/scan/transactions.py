@@ -224,11 +224,11 @@ def contradictions(
     before = np.append(markers_before, NONE)[at]
     say((before >= 0) & (first <= before), "a first offset above {}, its producer's previous marker", before)
     say(first < 0, "a first offset of 0 or more")
-    known, at = same_marker(aborted["last_offset"], aborted["producer_id"], entries)
+    marker_known, at = same_marker(aborted["last_offset"], aborted["producer_id"], entries)
     replayed = np.append(aborted, np.zeros(1, aborted.dtype))[at]
-    begins = np.where(known, replayed["first_offset"], last)
+    begins = np.where(marker_known, replayed["first_offset"], last)
     say(first > begins, "a first offset up to {}", begins)
-    most = np.where(known, replayed["last_stable_offset"], last + 1)
+    most = np.where(marker_known, replayed["last_stable_offset"], last + 1)
     say((stable < 0) | (stable > most), "a last stable offset from 0 to {}", most)
     return dict(sorted(out.items()))
 
