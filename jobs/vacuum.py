@@ -57,7 +57,7 @@ from lastkey.udfs.segments import kept_for_yield
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, delete_folder, exists
 
-Gone = list[pafs.FileInfo] | None  # files of a folder that go; None: it stays as it is
+UnusedFiles = list[pafs.FileInfo] | None  # files of a folder that go; None: it stays as it is
 
 
 class GenerationRow(TypedDict):
@@ -225,7 +225,7 @@ def _store_now_ms(root: Root) -> int:
 
 def _chosen(
     state: State, young_ms: float, live_ms: int, options: VacuumOptions, report: VacuumReport
-) -> list[tuple[RunFolder, Gone]]:
+) -> list[tuple[RunFolder, UnusedFiles]]:
     """Return the folders with the files that go. The folders are listed after a version of the table of
     checkpoints was read, and the very next version announces those that go. So a run that wrote one of them and has not
     committed yet cannot commit it any more, and a run that already committed is visible here.
@@ -411,7 +411,7 @@ def _replaced_lately(committed: Sequence[RunFolder], young_ms: float) -> Iterato
             yield before.run
 
 
-def _unused_files(folder: RunFolder, runs: set[Run], paths: set[str]) -> Gone:
+def _unused_files(folder: RunFolder, runs: set[Run], paths: set[str]) -> UnusedFiles:
     """Return the files of a run's folder that nothing needs; None: it stays as it is. An empty folder may go, too."""
     has_age = folder.files or folder.made_ms  # in a bucket an empty folder has no age, and is only a name
     if folder.run in runs or not has_age:
@@ -437,7 +437,7 @@ def _delete(store: Root, folder: RunFolder, files: Iterable[str]) -> None:
             store.filesystem.delete_file(store.full(f"{folder.path}/{name}"))
 
 
-def _clean(store: Root, folder: RunFolder, unused: Gone, report: VacuumReport) -> None:
+def _clean(store: Root, folder: RunFolder, unused: UnusedFiles, report: VacuumReport) -> None:
     if unused is not None and not report.dry_run:
         rest = {str(info.base_name) for info in unused}
         first = [name for name in (COMMITTED, MANIFEST) if name in rest]

@@ -27,7 +27,9 @@ from lastkey.udfs.storage import flush_folder, make_folder, open_output, open_ro
 
 _TASK_BYTES: Final = 64 << 20
 _MOST_FOUND: Final = 4 << 20  # bytes of text that a search returns of a file
-_SAID: Final = 20  # findings of a kind that are reported per file: a compacted log has a gap for every removed record
+_MOST_REPORTED: Final = (
+    20  # findings of a kind that are reported per file: a compacted log has a gap for every removed record
+)
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,12 @@ def _dump_to_file(task: DumpTask) -> Dumped:
         size = int(stream.tell())
     flush_folder(root, folder)
     return Dumped(
-        task.file.shown, task.name, size, findings.summary(_SAID), len(findings.all_problems), findings.n_mismatches
+        task.file.shown,
+        task.name,
+        size,
+        findings.summary(_MOST_REPORTED),
+        len(findings.all_problems),
+        findings.n_mismatches,
     )
 
 

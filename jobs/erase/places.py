@@ -244,12 +244,12 @@ class _Generations:
         # stem of a log or key file -> secrets beside the generations that name it: vacuum leaves it without its own
         self.secrets: dict[str, list[str]] = {}
         self._versions: dict[str, set[str] | None] = {}
-        self._known = state.table_exists(CHECKPOINTS)
-        if self._known:
+        self._has_checkpoints = state.table_exists(CHECKPOINTS)
+        if self._has_checkpoints:
             try:
                 self._read(state)
             except JobError as error:
-                self._known = False
+                self._has_checkpoints = False
                 places.problems.append(_unknown(state.root, str(error), error.advice))
         elif has_generations:
             places.problems.append(_unknown(state.root, "no tables", "rebuild-state makes them from the manifests"))
@@ -277,7 +277,7 @@ class _Generations:
 
     def file_state(self, file: SearchFile, folder: str) -> str:
         """Return current, older, dead (of a run that no checkpoint names) or unknown."""
-        if not self._known:
+        if not self._has_checkpoints:
             return "unknown"
         stem = f"{folder}/{file.path.rpartition('/')[2].partition('.')[0]}"
         for state, paths in (("current", self.current), ("older", self.older)):

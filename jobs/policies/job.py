@@ -208,9 +208,9 @@ def _add_static(properties: Mapping[str, dict[str, str]], configs: ClusterConfig
         )
 
 
-def _set_static(broker: Broker, found: Layer) -> None:
+def _set_static(broker: Broker, layer: Layer) -> None:
     if not broker.complete:  # otherwise the broker itself has reported its settings
-        broker.static, broker.complete = dict(found), True
+        broker.static, broker.complete = dict(layer), True
 
 
 def _notes(configs: ClusterConfigs) -> Iterable[str]:

@@ -47,7 +47,7 @@ from lastkey.logformat.tiered.objects import (
     remote_partition,
 )
 
-_KNOWN: Final[dict[tuple[str, str], _Folder]] = {}  # (URI, path) -> folder, for a process
+_CACHE: Final[dict[tuple[str, str], _Folder]] = {}  # (URI, path) -> folder, for a process
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class TieredFileSystem:
         return entry
 
     def _folder(self, folder: str, partition: RemotePartition, *, again: bool = False) -> _Folder:
-        cached = _KNOWN.get((self._uri, folder))
+        cached = _CACHE.get((self._uri, folder))
         if cached is not None and not all(c.filesystem.equals(self.filesystem) for c in cached.contents[:1]):
             cached = None  # another endpoint since
         if cached is not None and not again:
@@ -178,15 +178,15 @@ class TieredFileSystem:
         selector = pafs.FileSelector(folder, allow_not_found=not partition.topic_id)
         listed, _ = text_entries(self.filesystem.get_file_info(selector))
         if not partition.topic_id and all(info.base_name != names.UPLOADED for info in listed):
-            _KNOWN[self._uri, folder] = _Folder(partition, [], plain=True)
-            return _KNOWN[self._uri, folder]
+            _CACHE[self._uri, folder] = _Folder(partition, [], plain=True)
+            return _CACHE[self._uri, folder]
         copies = group_copies(partition, (info for info in listed if info.type == pafs.FileType.File))
         before = {c.copy: c for c in cached.contents} if cached is not None else {}
         same = {copy: before[copy] for copy in copies if copy in before and _equal(before[copy].copy, copy)}
         folder_now = _Folder(partition, [same.get(copy) or Contents(self.filesystem, copy) for copy in copies])
         if cached is not None and len(same) == len(copies) == len(before):
             return cached
-        _KNOWN[self._uri, folder] = folder_now
+        _CACHE[self._uri, folder] = folder_now
         return folder_now
 
     def _entries(self, asked: pafs.FileSelector) -> list[pafs.FileInfo]:

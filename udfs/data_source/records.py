@@ -58,7 +58,7 @@ class Outcomes:
     def __init__(self, piece: Piece, logs_behind: LogsBehind | None = None) -> None:
         self._ahead, self._doubtful = _markers(piece, logs_behind), piece.doubtful
         self._shown, self._to_the_end = piece.shown, logs_behind is not None or not piece.more_later
-        self._known = np.empty(0, _MARKER)  # by producer, then offset
+        self._markers = np.empty(0, _MARKER)  # by producer, then offset
         self._ended: LogFormatError | bool = False  # True: the log has ended; else why no header follows
 
     def aborted(self, chunk: Chunk, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], LogFormatError | None]:
@@ -75,15 +75,15 @@ class Outcomes:
         if not len(rows):
             return out, None
         producers, offsets = batches["producer_id"][rows], batches["last_offset"][rows]
-        self._known = self._known[self._known["offset"] >= int(batches["base_offset"][rows[0]])]
+        self._markers = self._markers[self._markers["offset"] >= int(batches["base_offset"][rows[0]])]
         at = self._next(producers, offsets)
         while (at < 0).any() and not self._ended:
             found = self._read_on()
             if len(found):
-                self._known = np.sort(np.concatenate([self._known, found]), order=["producer_id", "offset"])
+                self._markers = np.sort(np.concatenate([self._markers, found]), order=["producer_id", "offset"])
                 at = self._next(producers, offsets)
         has_marker = at >= 0
-        out[rows[has_marker]] = self._known["aborted"][at[has_marker]]
+        out[rows[has_marker]] = self._markers["aborted"][at[has_marker]]
         error = None
         if not has_marker.all() and isinstance(self._ended, LogFormatError):
             error = self._ended
@@ -114,20 +114,20 @@ class Outcomes:
         return np.empty(0, _MARKER) if markers is None else markers
 
     def _next(self, producers: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return int64[n]: row in `_known` of the first marker of each producer behind each offset; -1: not known."""
-        if not len(self._known):
+        """Return int64[n]: row in `_markers` of the first marker of each producer behind each offset; -1: not known."""
+        if not len(self._markers):
             return np.full(len(producers), -1)
         asked = np.zeros(len(producers), _MARKER)
         asked["producer_id"], asked["offset"] = producers, offsets
-        both = np.concatenate([self._known, asked])
-        order = np.lexsort((np.arange(len(both)) < len(self._known), both["offset"], both["producer_id"]))
-        is_marker = order < len(self._known)
+        both = np.concatenate([self._markers, asked])
+        order = np.lexsort((np.arange(len(both)) < len(self._markers), both["offset"], both["producer_id"]))
+        is_marker = order < len(self._markers)
         behind = np.cumsum(is_marker)  # number of markers up to each place: the row of the next one
         at = np.empty(len(producers), np.int64)
-        at[order[~is_marker] - len(self._known)] = behind[~is_marker]
-        none = at == len(self._known)
+        at[order[~is_marker] - len(self._markers)] = behind[~is_marker]
+        none = at == len(self._markers)
         at[none] = -1
-        at[~none & (self._known["producer_id"][at] != producers)] = -1
+        at[~none & (self._markers["producer_id"][at] != producers)] = -1
         return at
 
 

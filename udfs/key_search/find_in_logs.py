@@ -43,8 +43,8 @@ class LogSearch:
         self.keys = keys
         self.reader = LogReader(secret=keys.secret)
 
-    def search(self, file: SearchFile, found: Found) -> None:
-        """Add to `found` what a log holds of the keys, and the problems of what cannot be read."""
+    def search(self, file: SearchFile, findings: Found) -> None:
+        """Add to `findings` what a log holds of the keys, and the problems of what cannot be read."""
         self.reader.buffer.max_batch_bytes = self.reader.loader.max_batch_bytes = file.max_batch_bytes
         position, previous = 0, -1
         while position < file.size:
@@ -53,10 +53,10 @@ class LogSearch:
                     grown = self._grown(log, file)
                     listed = LogFile.opened(log, file.shown, file.size)
                     for chunk in self.reader.chunks(listed, position, previous_last_offset=previous):
-                        self._chunk(file, chunk, found)
+                        self._chunk(file, chunk, findings)
                         position, previous = chunk.end, chunk.last_offset
                     if grown is not None:
-                        found.problem(grown, "what was appended meanwhile was not read")
+                        findings.problem(grown, "what was appended meanwhile was not read")
                     tail = self.reader.tail
                     torn = tail.torn_bytes and not only_zeros(log, file.shown, tail.position, file.size)
                 if torn:
@@ -64,7 +64,7 @@ class LogSearch:
                     error = LogFormatError(
                         "torn_tail", file.shown, tail.position, whole, f"{tail.torn_bytes} more bytes"
                     )
-                    self._unread(file, Problem.of(error), tail.position, file.size, found)
+                    self._unread(file, Problem.of(error), tail.position, file.size, findings)
                 return
             except Exception as found_error:  # of whatever kind: the problem names the file
                 error = stopped(found_error, file.shown)
@@ -73,7 +73,7 @@ class LogSearch:
                 continue
             following = resume_position(cached_root(file.root), _piece(file), error, position)
             end = file.size if following is None else following
-            self._unread(file, Problem.of(error), position, end, found)
+            self._unread(file, Problem.of(error), position, end, findings)
             position, previous = end, -1
 
     def _grown(self, log: Any, file: SearchFile) -> Problem | None:
@@ -86,18 +86,18 @@ class LogSearch:
             return Problem.of(error)
         return None
 
-    def _chunk(self, file: SearchFile, chunk: Chunk, found: Found) -> None:
+    def _chunk(self, file: SearchFile, chunk: Chunk, findings: Found) -> None:
         batches = chunk.batches
         wanted = (batches["records_count"] != 0) & (batches["attributes"] & CONTROL_MASK == 0)
         for part in self.reader.runs_around_damage(chunk, wanted):
             if isinstance(part, BadBatch):
                 bad = batches[part.row]
                 start = int(bad["position"])
-                self._unread(file, Problem.of(part.error), start, start + int(bad["size"]), found)
+                self._unread(file, Problem.of(part.error), start, start + int(bad["size"]), findings)
             else:
-                self._run(part, found)
+                self._run(part, findings)
 
-    def _run(self, run: Run, found: Found) -> None:
+    def _run(self, run: Run, findings: Found) -> None:
         spans = run.spans
         keep = ~spans["null_key"] & self.keys.may_hold(spans["key_high"])
         if not keep.any():
@@ -107,7 +107,7 @@ class LogSearch:
             part = slice(row, row + len(records))
             rows = self.keys.rows(high[part], records.column("key"))
             held = pa.array(rows >= 0)
-            found.add(
+            findings.add(
                 rows[rows >= 0],
                 records.column("position").filter(held),
                 records.column("offset").filter(held),
@@ -116,12 +116,12 @@ class LogSearch:
             )
             row += len(records)
 
-    def _unread(self, file: SearchFile, problem: Problem, start: int, end: int, found: Found) -> None:
+    def _unread(self, file: SearchFile, problem: Problem, start: int, end: int, findings: Found) -> None:
         """Note a stretch that cannot be read as records, and search its bytes."""
-        found.problem(problem, f"bytes {start:,} to {end - 1:,} of {file.size:,} were not read as records")
+        findings.problem(problem, f"bytes {start:,} to {end - 1:,} of {file.size:,} were not read as records")
         try:
             with opened(cached_root(file.root), file.path) as log:
-                search_bytes(self.keys, make_reader(log, file.shown), start, end, found)
+                search_bytes(self.keys, make_reader(log, file.shown), start, end, findings)
         except LogFormatError as error:
             if error.kind not in ("unreadable", "changed"):  # which the problem says already
                 raise
@@ -135,7 +135,7 @@ def make_reader(file: Any, path: str) -> Read:
     return lambda position, out: read_exactly(file, path, position, out)
 
 
-def search_bytes(keys: KeySet, read: Read, start: int, end: int, found: Found) -> None:
+def search_bytes(keys: KeySet, read: Read, start: int, end: int, findings: Found) -> None:
     """Add the first place of each key in bytes [start, end), as they stand, as a "may"."""
     first = np.full(len(keys), -1, np.int64)
     for position, text in _windows(keys.longest, read, start, end):
@@ -143,7 +143,7 @@ def search_bytes(keys: KeySet, read: Read, start: int, end: int, found: Found) -
             group.search(text, first, position)
     rows = np.flatnonzero(first >= 0)
     rows = rows[np.argsort(first[rows], kind="stable")]
-    found.add(rows, pa.array(first[rows]), certainty=MAY)
+    findings.add(rows, pa.array(first[rows]), certainty=MAY)
 
 
 def _windows(longest: int, read: Read, start: int, end: int) -> Iterator[tuple[int, np.ndarray]]:

@@ -52,7 +52,7 @@ NO_KEYS: Final = frozenset(
 )
 
 
-def search_table(keys: KeySet, hidden: KeySet | None, file: SearchFile, found: Found) -> None:
+def search_table(keys: KeySet, hidden: KeySet | None, file: SearchFile, findings: Found) -> None:
     """Add what a Parquet file holds of the keys. hidden: the keyed hashes of the same keys, in their order.
 
     Raises LogFormatError for a file that cannot be read, or that Parquet does not know.
@@ -60,11 +60,13 @@ def search_table(keys: KeySet, hidden: KeySet | None, file: SearchFile, found: F
     with opened(cached_root(file.root), file.path) as stream:
         check_size(stream, file)
         try:
-            searched = _search(keys, hidden, pq.ParquetFile(stream), found, NO_KEYS if file.of_audits else frozenset())
+            searched = _search(
+                keys, hidden, pq.ParquetFile(stream), findings, NO_KEYS if file.of_audits else frozenset()
+            )
         except (pa.ArrowException, OSError, ValueError) as error:
             raise LogFormatError("side_file", file.shown, 0, "a Parquet file", str(error).splitlines()[0]) from error
     if searched and keys.n_short:
-        found.problem(
+        findings.problem(
             Problem(
                 "side_file", file.shown, 0, f"keys of {LEAST_TEXT_KEY} bytes or more", f"{keys.n_short} shorter ones"
             ),
@@ -72,15 +74,15 @@ def search_table(keys: KeySet, hidden: KeySet | None, file: SearchFile, found: F
         )
 
 
-def search_partition(keys: KeySet, path: str, found: Found) -> None:
+def search_partition(keys: KeySet, path: str, findings: Found) -> None:
     """Add what the folders of a table's file say of the keys, as in `name=person-1/part-0.parquet`."""
     texts = [unquote(part.partition("=")[2]) for part in path.split("/")[:-1] if "=" in part]
     if texts:
         values = pa.array([text.encode() for text in texts], pa.large_binary())
-        _search_text(keys, values, _compare([keys], values, 0, found), 0, found)
+        _search_text(keys, values, _compare([keys], values, 0, findings), 0, findings)
 
 
-def _search(keys: KeySet, hidden: KeySet | None, parquet: Any, found: Found, no_keys: frozenset[str]) -> list[str]:
+def _search(keys: KeySet, hidden: KeySet | None, parquet: Any, findings: Found, no_keys: frozenset[str]) -> list[str]:
     """Search all rows; return the names of the columns that were searched for parts of values. no_keys: columns that
     hold none; if there are any, the column `key` has nothing but keys.
     """
@@ -91,34 +93,34 @@ def _search(keys: KeySet, hidden: KeySet | None, parquet: Any, found: Found, no_
         for name in wanted:
             values, known = _stored(batch.column(name)), _NOTHING
             if is_bytes(values.type):
-                known = _compare([one for one in (keys, hidden) if one is not None], values, row, found)
+                known = _compare([one for one in (keys, hidden) if one is not None], values, row, findings)
             if not (no_keys and name == "key"):
                 texts.append(name)
-                _search_text(keys, values, known, row, found)
+                _search_text(keys, values, known, row, findings)
         row += len(batch)
     return list(dict.fromkeys(texts))
 
 
-def _compare(sets: list[KeySet], values: Any, row: int, found: Found) -> np.ndarray:
+def _compare(sets: list[KeySet], values: Any, row: int, findings: Found) -> np.ndarray:
     """Add the values that are keys, whole; return the rows of these keys."""
     known = [_NOTHING]
     for one in sets:
         rows = one.find_rows(values)
         at = np.flatnonzero(rows >= 0)
-        found.add(rows[at], pa.array(row + at))
+        findings.add(rows[at], pa.array(row + at))
         known.append(rows[at])
     return np.concatenate(known)
 
 
-def _search_text(keys: KeySet, column: Any, known: np.ndarray, row: int, found: Found) -> None:
+def _search_text(keys: KeySet, column: Any, exact_rows: np.ndarray, row: int, findings: Found) -> None:
     first = np.full(len(keys), -1, np.int64)
     for values in _leaves(column):
         data, at = bytes_and_bounds(values)
         text = data[int(at[0]) : int(at[-1])]
         for group in keys.groups:
             group.search(text, first)
-    rows = np.setdiff1d(np.flatnonzero(first >= 0), known)
-    found.add(rows, pa.array(np.full(len(rows), row, np.int64)), certainty=MAY)
+    rows = np.setdiff1d(np.flatnonzero(first >= 0), exact_rows)
+    findings.add(rows, pa.array(np.full(len(rows), row, np.int64)), certainty=MAY)
 
 
 def _leaves(column: Any) -> Iterator[Any]:
@@ -158,7 +160,7 @@ _HASH_BYTES: Final = 16
 _HASH: Final = pa.binary(_HASH_BYTES)
 
 
-def search_key_file(keys: KeySet, file: SearchFile, found: Found) -> None:
+def search_key_file(keys: KeySet, file: SearchFile, findings: Found) -> None:
     """Add the keys whose exact hashes are in a key file. Raises LogFormatError."""
     secret = _secret(file)
     raw = _whole(file)
@@ -167,24 +169,24 @@ def search_key_file(keys: KeySet, file: SearchFile, found: Found) -> None:
     if file.checksum is None:
         expected = "a manifest with its checksum"
         hint = "vacuum deletes what dead runs left"
-        found.problem(Problem("side_file", file.shown, 0, expected, "none", hint=hint), "searched as it is")
+        findings.problem(Problem("side_file", file.shown, 0, expected, "none", hint=hint), "searched as it is")
     else:
         n, expected_crc = file.checksum
         crc = crc32c_extend(crc32c_extend(0, np.frombuffer(hash_key_id(secret), np.uint8)), raw)
         if (len(raw) // _HASH_BYTES, crc) != (n, expected_crc):
             expected = f"{n} keys with CRC-32C {expected_crc:#010x}, as the manifest says"
             now = f"{len(raw) // _HASH_BYTES} with {crc:#010x}"
-            found.problem(Problem("readback", file.shown, 0, expected, now), "searched as it is")
+            findings.problem(Problem("readback", file.shown, 0, expected, now), "searched as it is")
     hashes = keys.hashes_by(secret)
     hashes[(hashes == 0).all(axis=1), 1] = 1  # as the files have it: zeros are a free slot
     wanted = pa.Array.from_buffers(_HASH, len(hashes), [None, pa.py_buffer(hashes)])
     held = pa.Array.from_buffers(_HASH, len(raw) // _HASH_BYTES, [None, pa.py_buffer(raw)])
     rows = pc.index_in(held, wanted)
     at = np.flatnonzero(np.asarray(rows.is_valid()))
-    found.add(np.asarray(rows.drop_null()).astype(np.int64), pa.array(at * _HASH_BYTES))
+    findings.add(np.asarray(rows.drop_null()).astype(np.int64), pa.array(at * _HASH_BYTES))
 
 
-def search_filter(keys: KeySet, file: SearchFile, in_log: np.ndarray | None, found: Found) -> None:
+def search_filter(keys: KeySet, file: SearchFile, in_log: np.ndarray | None, findings: Found) -> None:
     """Add the keys that a filter takes as "may". in_log: int64[], rows of the keys that its log holds; None if that was
     not read to the end. Raises LogFormatError.
     """
@@ -198,10 +200,10 @@ def search_filter(keys: KeySet, file: SearchFile, in_log: np.ndarray | None, fou
         rows = np.intersect1d(rows, in_log)
     else:  # only a run knows what its checksum is bound to
         hint = "a filter alone proves nothing: bring its log back, or delete it"
-        found.problem(
+        findings.problem(
             Problem("side_file", file.shown, 0, "its .log, read to the end", "none", hint=hint), "searched as it is"
         )
-    found.add(rows, certainty=MAY)
+    findings.add(rows, certainty=MAY)
 
 
 def _secret(file: SearchFile) -> tuple[int, int]:

@@ -55,7 +55,7 @@ class Epochs:
     """
 
     def __init__(self, plan: CheckPlan, findings: Findings) -> None:
-        self.found, self.latest, self.listed = findings, -1, np.empty((0, 2), np.int64)
+        self.findings, self.latest, self.listed = findings, -1, np.empty((0, 2), np.int64)
         self.of_archive = np.array(plan.archived_epochs, np.int64).reshape(-1, 2)
         self.copied = False  # the copy could be read, and no fault is found in it yet
         self.log_start = plan.log_start_offset or 0  # a broker's file forgets the epochs below it
@@ -90,7 +90,7 @@ class Epochs:
             wrong |= current & (at >= 0) & (epoch != known) & (epoch != -1)
             expected = np.where(at >= 0, known, expected)
         for i in np.flatnonzero(wrong)[:1]:
-            self.found.notes.append(
+            self.findings.notes.append(
                 f"{path} at byte {int(batches['position'][i])}: leader epoch {int(epoch[i])}, expected "
                 f"{int(expected[i])}: from another cluster, or damaged (no checksum covers it)"
             )
@@ -110,7 +110,7 @@ class Epochs:
             self.copied = False
             expected = f"leader epoch {int(epoch[i])} at offset {int(last[i])}, as its batch and the archive's file say"
             found = str(int(listed_epochs[i])) if listed_epochs[i] >= 0 else "none"
-            self.found.add(LogFormatError("side_file", self.path, 0, expected, found))
+            self.findings.add(LogFormatError("side_file", self.path, 0, expected, found))
 
 
 def _epochs_at(listed: np.ndarray, offsets: np.ndarray) -> np.ndarray:

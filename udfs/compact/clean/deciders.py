@@ -359,7 +359,7 @@ class ErasedKeys:
         self._table, used = np.zeros(1 << max((2 * n).bit_length(), 4), KEY_OFFSET), 0
         for digests, until in parts:
             used, _ = enter_offsets(digests, np.full(len(digests), until, np.int64), self._table, used, 0)
-        self._gone = [np.empty((0, 2), np.int64)]  # first and last of ranges of offsets
+        self._removed = [np.empty((0, 2), np.int64)]  # first and last of ranges of offsets
 
     def mark(self, run: Run, stays: np.ndarray) -> None:
         """Mark the records that stay, in stays: bool[len(run.spans)]."""
@@ -367,11 +367,11 @@ class ErasedKeys:
         if not stays.all():
             out = np.empty(len(stays), np.int64)
             n = offsets_of_others(run, stays, out)
-            self._gone.append(_joined(np.stack([out[:n], out[:n]], axis=1)))
+            self._removed.append(_joined(np.stack([out[:n], out[:n]], axis=1)))
 
     def ranges(self) -> np.ndarray:
         """Return the offsets of the records that went, as rising ranges: int64[n, 2], first and last of each."""
-        return _joined(np.concatenate(self._gone))
+        return _joined(np.concatenate(self._removed))
 
 
 def _joined(ranges: np.ndarray) -> np.ndarray:
