@@ -36,7 +36,7 @@ from lastkey.logformat.control_characters import visible
 from lastkey.udfs.report.partition_profile import AGE_NAMES, PartitionProfile, SegmentProfile
 from lastkey.udfs.storage import normal_uri
 
-_SHOWN_ROWS: Final = 200  # of a displayed table; the DataFrame has them all
+_SHOWN_ROWS: Final = 200  # rows of a displayed table; the DataFrame has all rows
 
 
 @raises_job_errors

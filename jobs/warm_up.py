@@ -32,7 +32,7 @@ from lastkey.udfs.compact.split_stages import LargePartition, last_of_each_key, 
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
 from lastkey.udfs.storage import open_root
 
-_RECORDS: Final = 6_000  # of one kind of batch
+_RECORDS: Final = 6_000  # records in each kind of batch
 _POLICY: Final = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
 _SETTINGS: Final[dict[str, Any]] = {
     "topics": {

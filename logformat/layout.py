@@ -150,7 +150,7 @@ SNAPSHOT_ENTRY = np.dtype(
 )
 SNAPSHOT_CRC_START: Final = field_offset(SNAPSHOT_HEADER, "count")  # 6
 
-MAX_LAST_OFFSET: Final = 2**63 - 2  # of a log: its end, one further, must be an offset too
+MAX_LAST_OFFSET: Final = 2**63 - 2  # largest offset of a record: the log end, one higher, must be an offset too
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 MAX_SEGMENT_BYTES: Final = 2**31 - 1
 NO_TIMESTAMP: Final = -1

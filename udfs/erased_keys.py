@@ -15,7 +15,7 @@ from lastkey.logformat.errors import LogFormatError, unreadable
 from lastkey.udfs.storage import Root
 
 KEY_ID_BYTES: Final = 8
-_ID_DIGITS: Final = 32  # of a file's name
+_ID_DIGITS: Final = 32  # digits in a file's name
 _LOST: Final = "bring the file back from a copy: without it the erased keys are unknown"
 
 

@@ -33,8 +33,8 @@ from lastkey.logformat.storage.locations import (
 from lastkey.logformat.storage.regular_files import LogFile, odd_entries, open_input
 from lastkey.logformat.tiered import objects as tiered
 
-_UPLOAD_BYTES: Final = 8 << 20  # of a part
-_FLUSHES: Final = 4  # of a process: more cost processor time, and no file is there sooner
+_UPLOAD_BYTES: Final = 8 << 20  # size of a part
+_FLUSHES: Final = 4  # flushes at a time in a process; more cost processor time and finish no file earlier
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from lastkey.jobs.command.whole_file import METRICS, check_file, whole_file
 from lastkey.jobs.errors import DONE, JobError
 
 PATIENCE: Final = 10.0  # time limit of a post, in seconds
-MOST_BYTES: Final = 64 << 10  # of a post
+MOST_BYTES: Final = 64 << 10  # limit for a post
 _MOST_LINES, _MOST_TEXT = 20, 300  # problems and notes of a post, characters of each
 _MOST_READ: Final = 1 << 20  # bytes of the existing metrics file
 

@@ -388,7 +388,7 @@ def _first_reason(start: Start, committed: Mapping[Key, Checkpoint], r: Partitio
     """Return the kind of the first reason why a partition still needs the archive; None without a reason."""
     try:
         return next((reason.kind for reason in reasons(_facts(start, committed, r)) if reason.kind != ANCHOR), None)
-    except GenerationError:  # of an older generation
+    except GenerationError:  # the older generation is unreadable
         return "not_judged"
 
 

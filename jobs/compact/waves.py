@@ -240,7 +240,7 @@ def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) ->
     large = iter(list(enumerate(choice.several, len(choice.one_task))))
 
     def several(spark: SparkTasks) -> None:
-        for item, plan in large:  # of which other threads take their items too
+        for item, plan in large:  # other threads take items of these partitions too
             spark.set_pool(plan.name)
             part = PartOf(partitions, item)
             partitions.ended(item, compact_large(spark, plan, part, partial(on_spark, spark, part)))

@@ -13,7 +13,7 @@ from lastkey.jobs.command.option_groups import KeyFormat
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.udfs.key_search.key_set import KeySet
 
-_MOST_BYTES: Final = 4 << 30  # of a file: hex takes two bytes a byte
+_MOST_BYTES: Final = 4 << 30  # limit for a file: hex takes two bytes a byte
 _MARKS: Final = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 

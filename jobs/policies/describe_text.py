@@ -32,7 +32,7 @@ _ENTRY: Final = re.compile(
 )
 _SYNONYM: Final = re.compile(rf"(?:\A|, )(?P<layer>{_LAYERS}):(?P<name>[^\s=,]+)=")
 _NULL: Final = "null"
-_MOST_LINES: Final = 200  # of a value: certificates and logins have some
+_MOST_LINES: Final = 200  # limit for a value: certificates and logins have some
 
 
 @dataclass(frozen=True)

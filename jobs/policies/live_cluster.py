@@ -11,7 +11,7 @@ from lastkey.jobs.policies.cluster_configs import ClusterConfigs
 from lastkey.jobs.policies.describe_text import BROKER_LAYER, EVERY_LAYER, ConfigEntry, add_broker, add_topic
 
 _SECONDS: Final = 30.0
-_TOPICS: Final = 200  # of one request
+_TOPICS: Final = 200  # topics in one request
 
 
 def add_live(bootstrap: str, path: str | None, configs: ClusterConfigs) -> None:

@@ -15,8 +15,8 @@ from lastkey.logformat.control_characters import visible
 from lastkey.udfs.report.partition_profile import DAY_MS, HOUR_MS, MINUTE_MS, Times
 
 LIVE, DEAD, OTHER = "live", "dead", "other"  # classes of the style sheet
-_MAX_BARS: Final = 12  # of a plot with a bar for each label; its table has all
-_MAX_COLUMNS: Final = 120  # of a plot along an axis; more are joined
+_MAX_BARS: Final = 12  # limit for a plot with a bar for each label; its table has all
+_MAX_COLUMNS: Final = 120  # limit for a plot along an axis; more are joined
 _NAME: Final = 30  # characters of a bar's label
 
 Cells = Sequence[str]

@@ -450,7 +450,7 @@ def checkpoint(root: Root, name: str, number: int) -> None:
         return
     log, copy = f"state/{name}/_delta_log", f"{name}/.checkpoint"
     checkpoint_name = f"{number:020}.checkpoint.parquet"
-    shutil.rmtree(root.full(f"state/{copy}"), ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(root.full(f"state/{copy}"), ignore_errors=True)  # leftovers of a killed run
     make_folder(root, f"state/{copy}/_delta_log")
     try:  # delta-rs flushes nothing: it writes into a copy of the log
         for found in os.listdir(root.full(log)):  # noqa: PTH208

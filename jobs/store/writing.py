@@ -34,7 +34,7 @@ from lastkey.logformat.storage.access_error import in_one_line
 from lastkey.udfs.steps import step
 
 _TABLE_HOURS: Final = 720  # no table keeps files longer
-_MOST_FILES: Final = 64  # of a history: more are joined
+_MOST_FILES: Final = 64  # limit for a history; more files are joined
 
 
 def commit_wave(

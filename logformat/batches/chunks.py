@@ -27,7 +27,9 @@ from lastkey.logformat.storage import io_counts
 from lastkey.logformat.storage.regular_files import following, will_read
 
 CHUNK_BYTES: Final = 8 << 20  # tuned: from 4 to 32 MiB made no difference (page faults, cache)
-MAX_BATCH_BYTES: Final = 256 << 20  # of a batch, in its file and decompressed: default of max.decompressed.batch.bytes
+MAX_BATCH_BYTES: Final = (
+    256 << 20
+)  # limit for a batch, in its file and decompressed: default of max.decompressed.batch.bytes
 _ZEROS_BYTES: Final = 1 << 20  # read at once while they are all zero
 NO_END: Final = MAX_LAST_OFFSET + 1  # as end_offset: no batch reaches it
 

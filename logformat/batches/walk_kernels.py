@@ -51,7 +51,7 @@ from lastkey.logformat.primitives.memory_kernels import load_i16, load_i32, load
 CHECK_ALL: Final = 1  # for check_crc, the same as True
 CHECK_MARKERS: Final = 2  # for check_crc: only control batches, and batches that have the size of a marker
 # status of a walk
-FRAMED: Final = -1  # of one batch: it is sound
+FRAMED: Final = -1  # status of a batch: intact
 MORE: Final = 0  # stopped before an incomplete batch, or at the end, or `out` is full
 BAD_LENGTH: Final = 1
 BAD_MAGIC: Final = 2
@@ -62,7 +62,7 @@ BAD_OFFSETS: Final = 6
 BAD_CONTROL: Final = 7
 REACHED_END: Final = 8  # the next batch ends at or above `end_offset`
 BAD_LAST_OFFSET: Final = 10  # the batch ends above layout.MAX_LAST_OFFSET (9: pread_kernels.SHORT_READ)
-IS_V3: Final = -2  # of one batch: `_read_v3` reads it
+IS_V3: Final = -2  # status of a batch: `_read_v3` reads it
 BAD_TRAIL: Final = 11  # magic 3: a number in the header's trail that is too long, or runs past the batch
 BAD_SECTION: Final = 12  # magic 3: a first section that does not fit the batch, or is stored plain without a codec
 

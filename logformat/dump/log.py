@@ -141,7 +141,7 @@ class LogFindings:
 
 _PART_ROWS, _PART_BYTES = 1 << 20, 128 << 20  # text made at once: Arrow takes 2 GiB, JSON up to six bytes for one
 
-_SEARCH_BYTES: Final = 1 << 30  # of an Arrow batch that is only searched
+_SEARCH_BYTES: Final = 1 << 30  # size of an Arrow batch that is only searched
 _SHOWN: Final = select(RECORDS, RECORD_COLUMNS)
 
 

@@ -40,7 +40,7 @@ from lastkey.logformat.storage.locations import file_system
 from lastkey.logformat.storage.regular_files import LogFile, open_regular
 
 NO_LIMIT: Final = 2**62
-MOST_ENTRIES: Final = 1 << 16  # of an index made in memory: 1 MiB
+MOST_ENTRIES: Final = 1 << 16  # limit for an index built in memory: 1 MiB
 
 
 class Largest(NamedTuple):

@@ -36,7 +36,7 @@ from lastkey.logformat.writing.section_kernels import MEASURED
 Magic = Literal[2, 3]
 # Fields of a row that must be the same after a round trip
 _SAME: Final = tuple(name for name in BATCH.names or () if name not in ("position", "size", "crc", "magic"))
-_MOST_BYTES: Final = 2**31 - 1 - 128  # of a batch of magic 2
+_MOST_BYTES: Final = 2**31 - 1 - 128  # limit for a batch of magic 2
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ class Cleaned:
 
     analysis: Analysis  # with the sources that are replaced, and what the filters say about the others
     segments: list[Segment]  # in order
-    keys: PendingKeys | None = None  # of what was new
+    keys: PendingKeys | None = None  # keys of the new records
     schedule: tuple[ScheduledSegment, ...] = ()
     bytes_read: int = 0  # of filters and key files, and of segments that an erasure searched in vain
     bytes_written: int = 0  # of key files

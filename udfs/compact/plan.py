@@ -346,7 +346,7 @@ class PartitionResult:
     log: CleanedLog = CleanedLog()
     work: Work = field(default_factory=Work)
     erased_offsets: tuple[tuple[int, int], ...] = ()  # first and last of each range of theirs; the first MOST_RANGES
-    schedule: tuple[ScheduledSegment, ...] = ()  # of a run by yield
+    schedule: tuple[ScheduledSegment, ...] = ()  # decisions of a run by yield
     held_back: tuple[HeldBack, ...] = ()  # the rules by which nothing is due
 
     def name(self) -> str:

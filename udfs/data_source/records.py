@@ -156,7 +156,7 @@ def _of(batches: NDArray[np.void]) -> NDArray[np.void]:
     return out
 
 
-_SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of the columns that a search compares
+_SEARCH_BYTES: Final = 1 << 30  # size of an Arrow batch of the columns that a search compares
 
 
 RowsOf = Callable[[Run, Piece], Iterator[Any]]

@@ -24,7 +24,7 @@ from lastkey.logformat.primitives.siphash import hashes_of
 from lastkey.udfs.key_search.key_set_kernels import roll_all, search
 from lastkey.udfs.yields.key_filter import build_filter, holds
 
-MOST_KEYS_BYTES: Final = 1 << 30  # of all keys together; Arrow's offsets end at 2^31
+MOST_KEYS_BYTES: Final = 1 << 30  # limit for all keys together; Arrow's offsets end at 2^31
 LEAST_TEXT_KEY: Final = 4  # bytes; a shorter key occurs in any file by chance
 _BASE: Final = np.uint64(0x5851F42D4C957F2D)  # of the rolling hash; any odd number, as what it finds is compared
 _BITS_A_KEY: Final = 64  # of the table before it: one position in 64 is looked up in vain

@@ -76,7 +76,7 @@ class SegmentOutcome:
     aborts: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TXN_ROW))  # every ABORT marker ...
     # ... of each the offset of its producer's marker before it, in this log; -1: none
     previous: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    last_markers: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TXN_ROW))  # of each producer
+    last_markers: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TXN_ROW))  # last marker of each producer
     epochs: tuple[EpochEntry, ...] = ()  # (leader epoch, base offset of its first batch)
     bytes_read: int = 0
     bytes_written: int = 0

@@ -52,7 +52,7 @@ class CodecSample:
         self._n = self._plain = self._stored = 0  # data batches that were read: number, bytes of records, of batches
         none = np.zeros((0, len(CODEC_NAMES)))
         self._large, self._sample = [none], [none]  # float64[k, codecs]: bytes of records, and compressed ones
-        self._large_size = _LARGE * n_bytes / max(n_batches, 1)  # of a batch as stored
+        self._large_size = _LARGE * n_bytes / max(n_batches, 1)  # size of a stored batch
         self._large_bytes = 0
 
     def add(self, run: Run) -> None:

@@ -136,7 +136,7 @@ class Walk:
         self.estimated = False
         self.chunks: list[tuple[int, int]] = []  # (source, chunk) in the order of the walk ...
         self.last_offsets: list[int] = []  # ... and the last offset of each
-        # of all batches before each source
+        # sums over all batches before each source
         maxima = [self._largest(i) for i in range(len(self.sources))]
         self.largest_before = np.maximum.accumulate([-1, *maxima])[:-1].tolist()
 

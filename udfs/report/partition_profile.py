@@ -19,7 +19,7 @@ DAY_MS: Final = 24 * HOUR_MS
 # Widths of a bucket of time: each a multiple of the one before, so that buckets can be joined
 WIDTHS_MS: Final = (MINUTE_MS, HOUR_MS, DAY_MS, 30 * DAY_MS, 360 * DAY_MS, 3600 * DAY_MS)
 AGE_NAMES: Final = ("< 1 hour", "< 1 day", "< 7 days", "< 30 days", "< 90 days", "< 1 year", "older", "no time")
-MAX_KEY_BYTES: Final = 64  # of a key that is shown
+MAX_KEY_BYTES: Final = 64  # limit for a key that is shown
 
 
 @dataclass(frozen=True)

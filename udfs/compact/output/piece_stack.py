@@ -108,7 +108,7 @@ class PieceStack:
         if self._spill is not None:
             self._spill.close()
 
-    def __del__(self) -> None:  # of a task that failed before its pieces were written
+    def __del__(self) -> None:  # after a failure of the task before its pieces were written
         if self._spill is not None:
             self._spill.close()
 

@@ -290,7 +290,7 @@ class GroupOutput:
     def __init__(self, plan: PartitionPlan, folder: str, group: Segment, kept_aborts: np.ndarray) -> None:
         """folder: where it writes, below the store; kept_aborts: transaction_index.ENTRY[k] of the log."""
         self._plan, self._folder, self._kept_aborts = plan, folder, kept_aborts
-        self._groups = [group]  # of each segment
+        self._groups = [group]  # group of each segment
         self._rows: list[list[np.ndarray]] = [[]]  # OUT_BATCH[n] of each segment
         self._outputs: list[SegmentOutput] = []
         self._later = _NONE  # batches behind those of the current segment
