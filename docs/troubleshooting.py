@@ -140,7 +140,7 @@ NOTES = {  # other messages -> cause, and what to do
     ),
     "Spark's DATA_SOURCE_NOT_FOUND for kafka_log": (
         "Spark looks for data sources with `python3` of the PATH, not with the Python that runs your script. Set "
-        "`PYSPARK_PYTHON` to that Python: [Which Python](/reference/data-source.md#python-of-the-workers)"
+        "`PYSPARK_PYTHON` to that Python: [Python of the workers](/reference/data-source.md#python-of-the-workers)"
     ),
     "`hdfs://...: expected a path, or the URI of a bucket`": (
         "HDFS is not supported: copy the archive to a disk or a bucket, or mount it"
