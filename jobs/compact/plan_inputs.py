@@ -1,5 +1,5 @@
-"""Inputs of each partition's plan, from an archive's listing, the store's state and the settings (COMPACTION.md, "Where
-a run begins").
+"""Inputs of each partition's plan, from an archive's listing, the store's state and the settings (COMPACTION.md, "Start
+and end of a run").
 
 A run may erase, and no more: `erase` does. A later run is one for a partition as far as it reads again, from the
 archive, what was erased: after --reset, or where the archive had ended below a bound. The next run compacts.
