@@ -340,6 +340,13 @@ class _Taken:
         starts = [max(one.copy.log_start, one.begin) for one in surveys]
         out.first_base_offset = min(one.begin for one in surveys)
         out.log_start_offset = min(starts)
+        for one in surveys:
+            if one.copy.log_start > out.log_start_offset:
+                out.notes.append(
+                    f"{one.copy.place}: {names.LOG_START_OFFSET_CHECKPOINT} says {one.copy.log_start}; retention or "
+                    "DeleteRecords deleted what lies below, and the result has it from another copy: "
+                    f"kafka-delete-records with offset {one.copy.log_start} deletes it again"
+                )
         last = [one.copy.segments[-1].base_offset for one in surveys]  # the log reached these offsets
         valid = [base for base, until in zip(last, self.plan.lineage.truncation, strict=True) if base <= until]
         out.next_offset = max(self.end, *valid)

@@ -391,6 +391,7 @@ def test_the_beginning_comes_from_the_copy_that_has_it(tmp_path: Path) -> None:
     report = run_merge(of, tmp_path / "out")
     assert text(tmp_path / "out") == whole
     assert only(report).log_start_offset == 0
+    assert "log-start-offset-checkpoint says 5" in report.to_text()
     assert not only(report).gaps
     check(tmp_path / "out")
 
