@@ -199,7 +199,7 @@ def test_a_bound_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch, tmp
     world.compact()
     assert world.erase("a").exit_code == 0
     assert world.judge() == ""
-    monkeypatch.setattr(plan_inputs.Erasures, "erasing_of", lambda *_, **__: None)
+    monkeypatch.setattr(plan_inputs.Erasures, "plan_erasure", lambda *_, **__: None)
     world.topic_id = uuid.UUID(int=1)
     world.write()
     world.compact(reset=T)
