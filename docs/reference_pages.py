@@ -26,9 +26,9 @@ from lastkey.jobs.command.functions import COMMANDS, Command
 from lastkey.jobs.compact.needed import WHY
 from lastkey.jobs.store import audits, paths, rows
 from lastkey.udfs.audit.delivery import DELIVERIES
+from lastkey.udfs.audit.entries import ENTRIES
 from lastkey.udfs.audit.keys import AUDIT_KEYS
 from lastkey.udfs.audit.pairs import PAIRS
-from lastkey.udfs.audit.versions import VERSIONS
 from lastkey.udfs.lookup.minutes import TIME_INDEX_ROWS
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -210,7 +210,7 @@ def tables_page() -> str:
         paths.RUNS: rows.run_schema(),
         paths.TIME_INDEX: TIME_INDEX_ROWS,
         paths.AUDIT_READS: rows.arrow_schema(audits.AuditRead),
-        paths.AUDIT_VERSIONS: VERSIONS,
+        paths.AUDIT_ENTRIES: ENTRIES,
         paths.AUDIT_KEYS: AUDIT_KEYS,
         paths.AUDIT_DELIVERIES: DELIVERIES,
         paths.AUDIT_PAIRS: PAIRS,

@@ -123,7 +123,7 @@ FLOORS: dict[str, set[str]] = {
         "udfs.steps",
         "udfs.compact.retention",
         "udfs.lookup.minutes",
-        "udfs.audit.versions",
+        "udfs.audit.entries",
         "udfs.erased_keys",
         "udfs.export.write_files",
     },

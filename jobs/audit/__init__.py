@@ -1,1 +1,1 @@
-"""`audit`: questions about keys, answered by Spark from a table of all records (docs/reference/audits.md)."""
+"""`audit`: questions about keys, answered by Spark from a table of what logs hold (docs/reference/audits.md)."""

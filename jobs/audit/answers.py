@@ -1,4 +1,4 @@
-"""Questions of audits, answered by tasks from `audit_versions`: one commit puts the files of a result table.
+"""Questions of audits, answered by tasks from `audit_entries`: one commit puts the files of a result table.
 
 The fingerprint of a unit covers everything that its rows depend on: the reads of its sources, the options, and other
 inputs that a question names. Rows of units whose fingerprint has not changed are kept.
@@ -19,23 +19,21 @@ from lastkey.jobs.audit.audit import Audit
 from lastkey.jobs.audit.records import Gathered, ReadRange
 from lastkey.jobs.store.audits import commit_results, results_folder, results_of
 from lastkey.jobs.store.commit_file import DataFile
-from lastkey.jobs.store.paths import AUDIT_VERSIONS, table_folder
+from lastkey.jobs.store.paths import AUDIT_ENTRIES, table_folder
 from lastkey.udfs.audit.answers import (
     AnswerFile,
     Asked,
     Fingerprints,
     KeptAnswers,
-    Labels,
     Question,
     answer,
+    fingerprints_in,
     keep,
-    labels_of,
 )
-from lastkey.udfs.audit.runs import ALL_PARTITIONS, Shown, Sides, Unit, is_whole, ranges
+from lastkey.udfs.audit.runs import ALL_PARTITIONS, Shown, Sides, Unit, ranges
 
 _MOST_ROWS: Final = 2_000_000  # of a task, which needs 200 bytes for each of them
 Part = tuple[int, ReadRange]  # side, and what its source shows
-Base = Mapping[tuple[int, int], str]  # files of an earlier answer by range
 
 
 @dataclass(frozen=True)
@@ -83,9 +81,8 @@ class Request:
     source: str  # as the table names it
     parts: Mapping[Unit, Sequence[Part]]
     extra: Mapping[Unit, object]  # what else a unit's rows follow from
-    question: Callable[[Sides, Base], Question]  # for the units that are asked, and files that it adds to
+    question: Callable[[Sides], Question]  # for the units that are asked
     n_sides: int = 1
-    adds: bool = False  # the question can add to an earlier answer
     timed: bool = False  # units of ALL_PARTITIONS are ordered by time
 
 
@@ -94,46 +91,37 @@ def ask(audit: Audit, request: Request) -> Answers:
     root = audit.state.root.uri
     fingerprints = {unit: _fingerprint(request, unit) for unit in sorted({*request.parts, *request.extra})}
     out = Answers(f"{table_folder(request.table)}/{results_folder(request.source)}", fingerprints)
-    earlier = _earlier(audit, request)
-    kept = _kept(audit, request, out, earlier)
+    kept = _kept(audit, request, out, _earlier(audit, request))
     out.asked = [unit for unit in fingerprints if unit not in kept]
     audit.report.partitions_answered, audit.report.partitions_kept = len(out.asked), len(kept)
     if not out.asked and out.kept:
         return out
     parts = {unit: request.parts.get(unit, ()) for unit in out.asked}
-    base = _base(root, earlier, parts) if request.adds else {}
-    if base:
-        known = {part for labels in earlier.values() for unit in parts for part in labels.reads.get(unit, ())}
-        new = {unit: [one for one in of if _read(one) not in known] for unit, of in parts.items()}
-        sides, bounds = _sides(root, request, new), sorted(base)
-    else:
-        sides = _sides(root, request, parts)
-        bounds = ranges(sum(part.read.records for of in parts.values() for _, part in of), _MOST_ROWS)
-    reads = {unit: [_read(one) for one in of] for unit, of in parts.items()} if request.adds else None
-    question = request.question(sides, base)
-    asked = Asked(sides, question, out.folder, {u: fingerprints[u] for u in out.asked}, reads)
+    sides = _sides(root, request, parts)
+    bounds = ranges(sum(part.read.entries for of in parts.values() for _, part in of), _MOST_ROWS)
+    asked = Asked(sides, request.question(sides), out.folder, {u: fingerprints[u] for u in out.asked})
     out.fresh = audit.workers.run(partial(answer, asked), bounds, f"audit: {audit.report.kind}")
     return out
 
 
-def _earlier(audit: Audit, request: Request) -> dict[str, Labels]:
+def _earlier(audit: Audit, request: Request) -> dict[str, Fingerprints]:
     """Return the files of the last answer, below the store; none if one of them was lost."""
     root, table = audit.state.root.uri, table_folder(request.table)
     paths = [f"{table}/{path}" for path in results_of(audit.state, request.table, request.source)]
-    found = {path: labels for path in paths if (labels := labels_of(root, path)) is not None}
+    found = {path: units for path in paths if (units := fingerprints_in(root, path)) is not None}
     return found if len(found) == len(paths) else {}
 
 
-def _kept(audit: Audit, request: Request, out: Answers, earlier: Mapping[str, Labels]) -> set[Unit]:
+def _kept(audit: Audit, request: Request, out: Answers, earlier: Mapping[str, Fingerprints]) -> set[Unit]:
     """Keep the rows of units that have not changed. Return these units."""
     root = audit.state.root.uri
     known: dict[Unit, set[str]] = {}
-    for labels in earlier.values():
-        for unit, text in labels.fingerprints.items():
+    for units in earlier.values():
+        for unit, text in units.items():
             known.setdefault(unit, set()).add(text)
     same = {unit: text for unit, text in out.fingerprints.items() if known.get(unit) == {text}}
-    paths = [path for path, labels in earlier.items() if not same.keys().isdisjoint(labels.fingerprints)]
-    question = request.question(_sides(root, request, {}), {})
+    paths = [path for path, units in earlier.items() if not same.keys().isdisjoint(units)]
+    question = request.question(_sides(root, request, {}))
     kept = audit.workers.run(
         partial(keep, KeptAnswers(root, question, out.folder, same)), paths, "audit: unchanged results"
     )
@@ -142,31 +130,6 @@ def _kept(audit: Audit, request: Request, out: Answers, earlier: Mapping[str, La
         return set()
     out.kept = whole
     return set(same)
-
-
-def _base(root: str, earlier: Mapping[str, Labels], parts: Mapping[Unit, Sequence[Part]]) -> Base:
-    """Return the files that the answer can be made from with the records of new reads alone, by range; none if a read
-    of theirs does not count any more, or if they leave too much to a task.
-    """
-    topics = {topic for topic, _ in parts}
-    files = {
-        path: labels for path, labels in earlier.items() if any(topic in topics for topic, _ in labels.fingerprints)
-    }
-    base = {labels.bounds: path for path, labels in files.items() if labels.bounds is not None}
-    if len(base) < len(files) or not is_whole(sorted(base)):
-        return {}
-    known = {part for labels in files.values() for unit, of in labels.reads.items() if unit[0] in topics for part in of}
-    now = {_read(one) for of in parts.values() for one in of}
-    if not known <= now:
-        return {}
-    new = sum(one[1].read.records for of in parts.values() for one in of if _read(one) not in known)
-    rows = sum(labels.rows for labels in files.values())
-    return base if rows + new <= _MOST_ROWS * len(base) else {}
-
-
-def _read(part: Part) -> tuple[int, int, int, int]:
-    side, one = part
-    return side, one.read.read_id, one.start_offset, one.end_offset
 
 
 def _fingerprint(request: Request, unit: Unit) -> str:
@@ -178,14 +141,15 @@ def _fingerprint(request: Request, unit: Unit) -> str:
 
 
 def _sides(root: str, request: Request, parts: Mapping[Unit, Sequence[Part]]) -> Sides:
-    files: list[dict[str, list[Shown]]] = [{} for _ in range(request.n_sides)]
+    files: list[dict[str, set[Shown]]] = [{} for _ in range(request.n_sides)]
     for number, of in enumerate(parts.values()):
         for side, part in of:
-            if part.read.records:
-                shown = Shown(part.read.read_id, part.start_offset, part.end_offset, number, part.read.partition)
-                files[side].setdefault(f"{table_folder(AUDIT_VERSIONS)}/{part.read.file}", []).append(shown)
+            if part.read.file:
+                shown = Shown(part.read.entries_id, number, part.read.partition)
+                files[side].setdefault(f"{table_folder(AUDIT_ENTRIES)}/{part.read.file}", set()).add(shown)
     timed = frozenset(n for n, (_, partition) in enumerate(parts) if request.timed and partition == ALL_PARTITIONS)
-    return Sides(root, tuple(parts), tuple(files), timed)
+    shown_files = tuple({path: sorted(of) for path, of in side.items()} for side in files)
+    return Sides(root, tuple(parts), shown_files, timed)
 
 
 def commit(audit: Audit, request: Request, answers: Answers, more: Sequence[AnswerFile] = ()) -> None:

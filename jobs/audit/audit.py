@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lastkey.jobs.archive.places import Place, check_apart
@@ -22,9 +22,14 @@ from lastkey.jobs.spark.workers import SparkTasks
 from lastkey.jobs.store.audits import audit_secret, check_files
 from lastkey.jobs.store.minutes import uri_for_spark
 from lastkey.jobs.store.tables import State, open_state
+from lastkey.jobs.topics import Key
+from lastkey.udfs.audit.entries import Cuts
 
 MOST: Final = 20  # rows of a table of the report; the tables of the store have all
 _FEW_BYTES: Final = 256 << 20  # of log: the JVM starts for a short time
+
+
+CutsOf = Callable[[SparkTasks, AuditReport], Callable[[Key], Cuts]]
 
 
 @dataclass(frozen=True)
@@ -45,16 +50,17 @@ def run_audit(
     progress: Progress,
     listed_by: Callable[[AuditReport], list[AuditedLogs]] | None = None,
     tables: Sequence[str] = (),
+    cuts: CutsOf | None = None,
 ) -> AuditReport:
     """Read what is new in the sources, let `ask` fill the report, and record the audit in `cleaner_runs`.
 
     listed_by: lists what is read for the sources; None: themselves. tables: URIs of others that Spark reads, in
-    Hadoop's spelling.
+    Hadoop's spelling. cuts: returns where versions may be added up; None: nowhere.
     """
     store = options.audits or next(one.store for one in sources if one.store is not None)
 
     def work() -> AuditReport:
-        return _run(kind, options, open_state(store), sources, ask, progress, listed_by, tables)
+        return _run(kind, options, open_state(store), sources, ask, progress, listed_by, tables, cuts)
 
     return recorded(f"audit {kind}", store, work, dry_run=False)
 
@@ -68,6 +74,7 @@ def _run(
     progress: Progress,
     listed_by: Callable[[AuditReport], list[AuditedLogs]] | None,
     tables: Sequence[str],
+    cuts: CutsOf | None,
 ) -> AuditReport:
     began = time.perf_counter()
     report = AuditReport(kind=kind, audits=state.root.uri)
@@ -84,6 +91,8 @@ def _run(
                 connector.connect(spark, audits)
         at = time.perf_counter()
         asked = ReadSettings(options.config, audit_secret(state), options.hide_keys)
+        if cuts is not None:
+            asked = replace(asked, cuts=cuts(workers, report))
         found = gather(state, listed, asked, workers, progress)
         report.seconds["read"] = time.perf_counter() - at
         report.stretches_read, report.bytes_read = found.stretches_read, found.bytes_read

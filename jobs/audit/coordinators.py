@@ -7,6 +7,7 @@ group committed last may stand anywhere in them.
 from __future__ import annotations
 
 import difflib
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +55,20 @@ def committed_in(workers: Runner, source: AuditedLogs, *, accept_gaps: bool = Fa
     """Read the coordinators' topics in tasks. accept_gaps: missing offsets are no problem."""
     partitions = [one for one in source.partitions if one.topic in TOPICS]
     return gather(workers.run(partial(read_commits, accept_gaps=accept_gaps), partitions, "audit: committed offsets"))
+
+
+def committed_offsets(found: Committed, groups: Collection[str]) -> tuple[dict[Key, set[int]], set[Key]]:
+    """Return the offsets that these groups, or all, have committed in each partition, and the partitions in which
+    ranges above them are delivered.
+    """
+    offsets, ranges = defaultdict[Key, set[int]](set), set[Key]()
+    for row in found.rows.select(["group", "topic", "partition", "committed_offset", "delivered"]).to_pylist():
+        if not groups or row["group"] in groups:
+            key = row["topic"], row["partition"]
+            offsets[key].add(row["committed_offset"] or 0)
+            if row["delivered"]:
+                ranges.add(key)
+    return offsets, ranges
 
 
 def positions_of(

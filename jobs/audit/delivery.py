@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from lastkey.jobs.audit.answers import Base, ReadSource, Request, ask, commit, parts_of
+from lastkey.jobs.audit.answers import ReadSource, Request, ask, commit, parts_of
 from lastkey.jobs.audit.audit import MOST, Audit, run_audit
-from lastkey.jobs.audit.coordinators import committed_in, coordinators_of, positions_of
+from lastkey.jobs.audit.coordinators import committed_in, committed_offsets, coordinators_of, positions_of
 from lastkey.jobs.audit.delivery_table import read_deliveries
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
@@ -26,12 +26,14 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, duration, moment
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.parts import Card, Table
+from lastkey.jobs.spark.workers import SparkTasks
 from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.job_rows import job_rows
 from lastkey.jobs.store.paths import AUDIT_DELIVERIES, table_folder
 from lastkey.jobs.store.rows import JobRow
 from lastkey.jobs.topics import Key
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
+from lastkey.udfs.audit.committed import Committed
 from lastkey.udfs.audit.delivery import (
     COUNTS,
     DELIVERIES,
@@ -42,9 +44,9 @@ from lastkey.udfs.audit.delivery import (
     Position,
     Summary,
     merged_figures,
-    newest_times,
     write_told,
 )
+from lastkey.udfs.audit.entries import Cuts
 from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
 from lastkey.udfs.audit.runs import Sides
 from lastkey.udfs.storage import delete_folder, exists, normal_uri
@@ -59,16 +61,32 @@ def run(options: AuditDeliveryOptions, progress: Progress) -> AuditReport:
     """Audit what groups have been delivered of a source."""
     if options.deliveries is not None and options.offsets_archive is not None:
         raise UsageError(message="--deliveries contradicts --offsets-archive: give only one of them")
-    coordinators = None
-    if options.deliveries is None:  # before Spark starts: it may be missing
+    if options.deliveries is None:  # before Spark starts: the coordinators' topics may be missing
         coordinators = coordinators_of(options.source, options.offsets_archive)
-    tables = () if options.deliveries is None else (as_hadoop_names_it(normal_uri(options.deliveries)),)
-    return run_audit(
-        "delivery", options, [options.source], partial(_ask, options, coordinators), progress, tables=tables
-    )
+        return _run_by_commits(options, coordinators, progress)
+    tables = (as_hadoop_names_it(normal_uri(options.deliveries)),)
+    return run_audit("delivery", options, [options.source], partial(_ask, options, None), progress, tables=tables)
 
 
-def _ask(options: AuditDeliveryOptions, coordinators: AuditedLogs | None, audit: Audit) -> None:
+def _run_by_commits(options: AuditDeliveryOptions, coordinators: AuditedLogs, progress: Progress) -> AuditReport:
+    """Read the commits first: versions are added up between the committed offsets of a partition. Acknowledged ranges
+    of share groups need all versions.
+    """
+    found = list[Committed]()
+
+    def cuts(workers: SparkTasks, _: AuditReport) -> Callable[[Key], Cuts]:
+        accepts = options.config.topic_settings(CONSUMER_OFFSETS).gaps == "accept"
+        found.append(committed_in(workers, coordinators, accept_gaps=accepts))
+        offsets, apart = committed_offsets(found[0], options.groups)
+        return lambda key: None if key in apart else tuple(sorted(offsets.get(key, ())))
+
+    def ask_with(audit: Audit) -> None:
+        _ask(options, found[0], audit)
+
+    return run_audit("delivery", options, [options.source], ask_with, progress, cuts=cuts)
+
+
+def _ask(options: AuditDeliveryOptions, committed: Committed | None, audit: Audit) -> None:
     (name,) = audit.report.sources
     audit.report.details["unknown_groups"] = {}
     folder = f"{table_folder(AUDIT_DELIVERIES)}/told-{uuid.uuid4().hex}"
@@ -76,17 +94,19 @@ def _ask(options: AuditDeliveryOptions, coordinators: AuditedLogs | None, audit:
     told: tuple[str, ...] = ()
     positions: Mapping[Key, Sequence[Position]]
     try:
-        if coordinators is None:
+        if committed is None:
             told, positions = _from_table(options, audit, folder, list(parts))
         else:
-            positions = _from_commits(options, coordinators, audit)
+            positions = _from_commits(options, committed, audit)
         damaged = {(topic, partition) for (_, topic, partition), found in audit.found.problems.items() if found}
-        units = {unit: DeliveryUnit(tuple(positions.get(unit, ())), unit not in damaged) for unit in parts}
+        newest = {unit: max(part.read.newest_ms for _, part in of) for unit, of in parts.items()}
+        units = {
+            unit: DeliveryUnit(tuple(positions.get(unit, ())), unit not in damaged, None if ms < 0 else ms)
+            for unit, ms in newest.items()
+        }
 
-        def question(sides: Sides, _: Base) -> DeliveryQuestion:
-            newest = _newest(audit, sides)
-            asked = tuple(replace(units[u], newest_ms=ms) for u, ms in zip(sides.units, newest, strict=True))
-            return DeliveryQuestion(name, asked, MOST, options.max_age_ms, told)
+        def question(sides: Sides) -> DeliveryQuestion:
+            return DeliveryQuestion(name, tuple(units[unit] for unit in sides.units), MOST, options.max_age_ms, told)
 
         extra = {unit: [asdict(one), options.hide_keys, folder if told else ""] for unit, one in units.items()}
         request = Request(AUDIT_DELIVERIES, DELIVERIES, name, parts, extra, question)
@@ -106,23 +126,9 @@ def _ask(options: AuditDeliveryOptions, coordinators: AuditedLogs | None, audit:
     _fill(audit.report, options, merged_figures(answers.summaries), _worst(answers.summaries), earlier)
 
 
-def _newest(audit: Audit, sides: Sides) -> list[int | None]:
-    """Return the newest timestamp of each unit."""
-    paths = sorted(path for files in sides.files for path in files)
-    found = audit.workers.run(partial(newest_times, sides), paths, "audit: newest timestamps")
-    known = (
-        [[ms for ms in of if ms is not None] for of in zip(*found, strict=True)] if found else [[] for _ in sides.units]
-    )
-    return [max(of, default=None) for of in known]
-
-
-def _from_commits(
-    options: AuditDeliveryOptions, coordinators: AuditedLogs, audit: Audit
-) -> Mapping[Key, Sequence[Position]]:
+def _from_commits(options: AuditDeliveryOptions, found: Committed, audit: Audit) -> Mapping[Key, Sequence[Position]]:
     """Return what each group was delivered of each partition, by committed offsets."""
     counts = {topic: n for (_, topic), n in audit.found.n_partitions.items()}
-    accepts = options.config.topic_settings(CONSUMER_OFFSETS).gaps == "accept"
-    found = committed_in(audit.workers, coordinators, accept_gaps=accepts)
     ends: dict[Key, int] = {}
     for part in audit.found.parts:
         place = part.read.topic, part.read.partition

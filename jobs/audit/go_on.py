@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from lastkey.jobs.audit.answers import Base, Request, ask, commit, parts_of
+from lastkey.jobs.audit.answers import Request, ask, commit, parts_of
 from lastkey.jobs.audit.audit import MOST, Audit
 from lastkey.jobs.audit.pairs import Pair, first_unread, sides_of, unread
 from lastkey.jobs.command.audit_options import AuditFailoverOptions
@@ -123,7 +123,7 @@ def go_on(
     source = f"{pair.result}, group {options.group}"
     states = f"{table_folder(AUDIT_PAIRS)}/states"
 
-    def question(sides: Sides, _: Base) -> FailoverQuestion:
+    def question(sides: Sides) -> FailoverQuestion:
         offsets = tuple(committed.get(unit, _NO_TIME) for unit in sides.units)
         return FailoverQuestion(source, options.group, offsets, options.ignore_timestamps, MOST, folder)
 

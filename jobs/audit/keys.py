@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lastkey.jobs.audit.answers import Base, ReadSource, Request, ask, commit, parts_of
+from lastkey.jobs.audit.answers import ReadSource, Request, ask, commit, parts_of
 from lastkey.jobs.audit.audit import MOST, Audit, run_audit
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
@@ -22,7 +22,6 @@ from lastkey.jobs.command.audit_options import AuditKeysOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment, size
 from lastkey.jobs.report.parts import Card, Table
-from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.paths import AUDIT_KEYS
 from lastkey.udfs.audit.keys import AUDIT_KEYS as KEYS
 from lastkey.udfs.audit.keys import FIRST, KeysQuestion, add_partitions, first_keys
@@ -37,7 +36,9 @@ def run(options: AuditKeysOptions, progress: Progress) -> AuditReport:
     def listed_by(_: AuditReport) -> list[AuditedLogs]:
         return [replace(list_source(options.source, options.topics), counts=options.n_partitions)]
 
-    return run_audit("keys", options, [options.source], partial(_ask, options), progress, listed_by)
+    return run_audit(
+        "keys", options, [options.source], partial(_ask, options), progress, listed_by, cuts=lambda *_: lambda _: ()
+    )
 
 
 def _ask(options: AuditKeysOptions, audit: Audit) -> None:
@@ -47,14 +48,13 @@ def _ask(options: AuditKeysOptions, audit: Audit) -> None:
     reads = defaultdict[str, list[tuple[int, int, int]]](list)
     for (topic, _), of in sorted(parts.items()):
         reads[topic] += sorted((part.read.read_id, part.start_offset, part.end_offset) for _, part in of)
-    secret = audit_secret(audit.state)
 
-    def question(sides: Sides, base: Base) -> KeysQuestion:
+    def question(sides: Sides) -> KeysQuestion:
         n_partitions = tuple(counts[topic] for topic, _ in sides.units)
-        return KeysQuestion(name, n_partitions, MOST, secret, options.hide_keys, base)
+        return KeysQuestion(name, n_partitions, MOST)
 
     extra = {(topic, n): [counts[topic], reads[topic]] for topic, n in parts}
-    request = Request(AUDIT_KEYS, KEYS, name, parts, extra, question, adds=True)
+    request = Request(AUDIT_KEYS, KEYS, name, parts, extra, question)
     answers = ask(audit, request)
     commit(audit, request, answers)
     by_partition = add_partitions([of for of, _ in answers.summaries])

@@ -16,7 +16,7 @@ from typing import Final
 
 from lastkey.jobs.store.audits import AuditRead
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.audit.versions import batch_end
+from lastkey.udfs.audit.entries import batch_end
 from lastkey.udfs.storage import absent, open_root
 
 NO_PROBLEMS: Final = "[]"
@@ -69,7 +69,7 @@ def doubled(reads: Sequence[AuditRead], used: Mapping[int, AuditRead]) -> set[in
 
 
 def _without_id(read: AuditRead) -> AuditRead:
-    return replace(read, read_id=0, file="")
+    return replace(read, read_id=0, entries_id=0, file="")
 
 
 def absent_reads(reads: Sequence[AuditRead], listed: Mapping[str, Collection[str]]) -> set[int]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from lastkey.jobs.audit.answers import Base, Request, ask, commit, parts_of
+from lastkey.jobs.audit.answers import Request, ask, commit, parts_of
 from lastkey.jobs.audit.audit import MOST, Audit
 from lastkey.jobs.audit.pairs import Pair, run_pair, sides_of, spread, unread
 from lastkey.jobs.audit.report import AuditReport
@@ -58,7 +58,7 @@ def _ask(options: AuditMirrorOptions, audit: Audit, pair: Pair) -> None:
     parts = parts_of(audit.found, sides_of(pair), apart)
     asked = [options.ignore_timestamps, options.every_version, options.hide_keys]
 
-    def question(sides: Sides, _: Base) -> MirrorQuestion:
+    def question(sides: Sides) -> MirrorQuestion:
         unread_units = tuple((unit in in_a, unit in in_b) for unit in sides.units)
         return MirrorQuestion(pair.result, unread_units, options.ignore_timestamps, options.every_version, MOST)
 

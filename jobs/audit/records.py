@@ -1,9 +1,10 @@
-"""Records of sources: what no audit has read yet is read by tasks, once, into `audit_versions`.
+"""Records of sources: what no audit has read yet is read by tasks, once, into `audit_entries`.
 
 A stretch of a log that was read counts as long as its file has the same size and time. If the file has grown, and the
 last batch that was read is still there, only what came after it is read. So a nightly audit reads what is new; and a
 segment that several generations share, or a generation and the archive, is read once. `jobs.audit.known_reads` says
-which reads count.
+which reads count. A read counts as a whole: all of its records lie in the offsets that the source shows. Reads whose
+versions were added up (`udfs.audit.entries`) count together, if no cut of this audit lies in between.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import Any, Final
 
 from lastkey.jobs.audit.known_reads import NO_PROBLEMS, absent_reads, doubled, replaced, that_count
@@ -22,17 +24,19 @@ from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.data_source.plan_tasks import each
 from lastkey.jobs.spark.workers import Workers
-from lastkey.jobs.store.audits import AuditRead, audit_reads, commit_reads, lost_files, secret_id
-from lastkey.jobs.store.paths import AUDIT_VERSIONS, table_folder
+from lastkey.jobs.store.audits import APART, AuditRead, audit_reads, commit_reads, lost_files, secret_id
+from lastkey.jobs.store.paths import AUDIT_ENTRIES, table_folder
 from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import Key
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.audit.versions import FileRead, ReadTask, Secret, Stretch, StretchRead, read_task
+from lastkey.udfs.audit.entries import Cuts, FileRead, Group, ReadTask, Secret, StretchRead, read_task
 from lastkey.udfs.data_source.pieces import Piece, Range, Wanted, listed_logs
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import ListedLog
 
 _TASK_BYTES: Final = 128 << 20
+_MOST_BYTES: Final = 4 << 30  # that are read again if one segment of them changes
 _WHOLE: Final = 1 << 62  # a segment is one stretch
 Place = tuple[str, str, int]  # source, topic, partition
 
@@ -60,8 +64,8 @@ class Gathered:
 
     @property
     def files(self) -> set[str]:
-        """Files of `audit_versions` that hold the records."""
-        return {part.read.file for part in self.parts if part.read.records}
+        """Files of `audit_entries` that hold the records."""
+        return {part.read.file for part in self.parts} - {""}
 
     @property
     def all_problems(self) -> list[Problem]:
@@ -71,23 +75,44 @@ class Gathered:
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """Settings of an audit that decide how it reads."""
+    """Settings of an audit that decide how it reads. cuts: of each partition."""
 
     config: Config
     secret: Secret
     hide_keys: bool = False
+    cuts: Callable[[Key], Cuts] = lambda _: None
+
+
+@dataclass
+class _NewStretches:
+    """Stretches to read, next to each other in a folder: generations may share the files of another one."""
+
+    n_partitions: int
+    partition: int  # its place among the logs
+    cuts: Cuts
+    stretches: list[tuple[int, Piece]] = field(default_factory=list)
 
 
 @dataclass
 class _ReadPlan:
-    """Work to do: stretches to read, by read_id; rows of the table that change or go; logs that tasks may look into."""
+    """Work to do: stretches to read; rows of the table that change or go; logs that tasks may look into."""
 
-    new: dict[int, Stretch] = field(default_factory=dict)
+    new: list[_NewStretches] = field(default_factory=list)
     listed: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # root -> paths
     logs: list[list[ListedLog]] = field(default_factory=list)
     reads: list[AuditRead] = field(default_factory=list)  # all rows of the table
     lost: set[int] = field(default_factory=set)  # of these, whose records are lost
     known: dict[tuple[str, str], list[AuditRead]] = field(default_factory=lambda: defaultdict(list))  # others, and new
+    unread: set[int] = field(default_factory=set)  # of these, what is new
+    together: dict[int, list[AuditRead]] = field(default_factory=lambda: defaultdict(list))  # by entries_id
+
+
+@dataclass
+class _Cover:
+    """Reads that hold what a source shows of a partition, and what is left to read."""
+
+    parts: list[ReadRange] = field(default_factory=list)
+    rest: list[tuple[bool, Piece, Segment, int]] = field(default_factory=list)  # next to the one before; end offset
 
 
 def gather(
@@ -95,16 +120,19 @@ def gather(
 ) -> Gathered:
     """Read what is new in the sources."""
     plan, found = _ReadPlan(reads=audit_reads(state)), Gathered()
-    lost = lost_files(state, {read.file for read in plan.reads if read.records})
+    lost = lost_files(state, {read.file for read in plan.reads} - {""})
     for read in plan.reads:
         if read.file in lost:
             plan.lost.add(read.read_id)
         else:
             plan.known[read.root, read.path].append(read)
+        if read.file:
+            plan.together[read.entries_id].append(read)
     for source in sources:
         _plan(plan, found, source, asked)
-    files = _read(state, plan, asked, workers, progress) if plan.new else []
-    found.stretches_read, found.bytes_read = len(plan.new), sum(map(_size, plan.new.values()))
+    groups_ = _groups(plan, workers) if plan.new else []
+    files = _read(state, plan, groups_, asked, workers, progress) if groups_ else []
+    found.stretches_read, found.bytes_read = len(plan.unread), sum(group.size for group in groups_)
     made = {one.read_id: _filled(one, file) for file in files for one in file.stretches}
     found.parts = [replace(part, read=replace(part.read, **made.get(part.read.read_id, {}))) for part in found.parts]
     _commit(state, plan, found, files)
@@ -124,25 +152,77 @@ def _plan(plan: _ReadPlan, found: Gathered, source: AuditedLogs, asked: ReadSett
     for one in source.partitions:
         for segment in one.segments:
             plan.listed[segment.root].add(segment.path)
-    for piece, listed in _pieces(source, asked, found):
-        n_partitions = counts[str(piece.topic)]
-        known = plan.known[piece.root, piece.path]
-        reads = [read for read in known if _is_alike(read, asked, n_partitions)]
+    for (topic, partition), pieces in groupby(
+        _pieces(source, asked, found), lambda one: (str(one[0].topic), one[0].partition or 0)
+    ):
+        n_partitions, cuts = counts[topic], asked.cuts((topic, partition))
+        there = []
+        for piece, listed in pieces:
+            known = plan.known[piece.root, piece.path]
+            alike = that_count([read for read in known if _is_alike(read, asked, cuts, n_partitions)], listed)
+            there.append((piece, listed, sorted(alike, key=lambda read: (read.start_offset, -read.end_offset))))
+        refused = set[int]()
+        cover = _cover(plan, source.name, there, refused)
+        while torn := _torn(plan, cover, cuts):
+            refused |= torn
+            cover = _cover(plan, source.name, there, refused)
+        found.parts += cover.parts
+        for follows, piece, listed, end in cover.rest:
+            if not follows:
+                plan.new.append(_NewStretches(n_partitions, numbers[topic, partition], cuts))
+            read_id = secrets.randbits(62)
+            read = _read_of(read_id, piece, listed, end, n_partitions, asked)
+            plan.new[-1].stretches.append((read_id, piece))
+            plan.known[piece.root, piece.path].append(read)  # another source that has it need not read it
+            plan.unread.add(read_id)
+            found.parts.append(ReadRange(source.name, read, piece.start_offset, end))
+
+
+def _cover(
+    plan: _ReadPlan, source: str, there: Sequence[tuple[Piece, Segment, Sequence[AuditRead]]], refused: Collection[int]
+) -> _Cover:
+    """Return the reads that hold the pieces, and the rest. refused: entries that do not count."""
+    out = _Cover()
+    last: tuple[str, str] | None = None  # folder of the stretch before, if that is to be read
+    for piece, listed, reads in there:
         begin, end = _offsets(piece)
         position = piece.start
-        for read in sorted(that_count(reads, listed), key=lambda read: (read.start_offset, -read.end_offset)):
-            if read.start_offset <= begin < read.end_offset:
-                until = min(read.end_offset, end)
-                found.parts.append(ReadRange(source.name, read, begin, until))
-                begin, position = until, max(position, read.end_position)
-                if begin >= end:
-                    break
+        for read in reads:
+            until = min(read.end_offset, end)
+            if (
+                read.start_offset <= begin < until
+                and read.entries_id not in refused
+                and _is_inside(plan, read, begin, until)
+            ):
+                out.parts.append(ReadRange(source, read, begin, until))
+                begin, position, last = until, max(position, read.end_position), None
         if begin < end:
-            rest = replace(piece, start=position, start_offset=begin)
-            stretch = Stretch(secrets.randbits(62), rest, n_partitions, numbers[piece.topic, piece.partition])
-            known.append(read := _read_of(stretch, listed, end, asked))  # another source that has it need not read it
-            found.parts.append(ReadRange(source.name, read, begin, end))
-            plan.new[stretch.read_id] = stretch
+            here = piece.root, piece.path.rpartition("/")[0]
+            out.rest.append((last == here, replace(piece, start=position, start_offset=begin), listed, end))
+            last = here
+    return out
+
+
+def _is_inside(plan: _ReadPlan, read: AuditRead, begin: int, until: int) -> bool:
+    """Return whether all records of a read are in [begin, until)."""
+    if read.read_id in plan.unread:
+        return (read.start_offset, read.end_offset) == (begin, until)
+    return read.last_offset < 0 or (begin <= read.first_offset and read.last_offset < until)
+
+
+def _torn(plan: _ReadPlan, cover: _Cover, cuts: Cuts) -> set[int]:
+    """Return the ids of entries that do not count: other reads belong to them, or they have versions on both sides of
+    a cut.
+    """
+    used = {part.read.read_id for part in cover.parts}
+    torn = set[int]()
+    for entries_id in {part.read.entries_id for part in cover.parts if part.read.file and part.read.cuts != APART}:
+        reads = plan.together[entries_id]
+        first, last = min(read.first_offset for read in reads), max(read.last_offset for read in reads)
+        between = {cut for cut in cuts or () if first < cut <= last}
+        if not used.issuperset(read.read_id for read in reads) or not between.issubset(json.loads(reads[0].cuts)):
+            torn.add(entries_id)
+    return torn
 
 
 def _pieces(source: AuditedLogs, asked: ReadSettings, found: Gathered) -> Iterator[tuple[Piece, Segment]]:
@@ -171,30 +251,52 @@ def _offsets(piece: Piece) -> tuple[int, int]:
     return max(piece.start_offset, piece.base_offset), end
 
 
-def _is_alike(read: AuditRead, asked: ReadSettings, n_partitions: int) -> bool:
+def _is_alike(read: AuditRead, asked: ReadSettings, cuts: Cuts, n_partitions: int) -> bool:
     """Return whether a read holds keys and digests as this audit needs them."""
     same = read.keys_hidden == asked.hide_keys and read.secret_id == secret_id(asked.secret)
-    return same and (not read.keys_hidden or read.n_partitions == n_partitions)
+    has_digests = read.cuts == APART or cuts is not None
+    return same and has_digests and (not read.keys_hidden or read.n_partitions == n_partitions)
 
 
-def _read_of(stretch: Stretch, listed: Segment, end_offset: int, asked: ReadSettings) -> AuditRead:
+def _read_of(
+    read_id: int, piece: Piece, listed: Segment, end_offset: int, n_partitions: int, asked: ReadSettings
+) -> AuditRead:
     """Return the row of a stretch before it is read."""
-    piece = stretch.piece
     return AuditRead(
-        stretch.read_id, piece.root, piece.path, listed.size_bytes, listed.mtime_ms, str(piece.topic),
-        piece.partition or 0, piece.start_offset, end_offset, piece.start, -1, -1, stretch.n_partitions,
-        asked.hide_keys, secret_id(asked.secret), 0, NO_PROBLEMS, "",
+        read_id, piece.root, piece.path, listed.size_bytes, listed.mtime_ms, str(piece.topic), piece.partition or 0,
+        piece.start_offset, end_offset, piece.start, -1, -1, n_partitions, asked.hide_keys, secret_id(asked.secret),
+        NO_PROBLEMS, "",
     )  # fmt: skip
 
 
-def _read(state: State, plan: _ReadPlan, asked: ReadSettings, workers: Workers, progress: Progress) -> list[FileRead]:
+def _groups(plan: _ReadPlan, workers: Workers) -> list[Group]:
+    """Return what is new in groups: stretches that are added up together, as large as keeps all workers busy."""
+    total = sum(piece.end - piece.start for new in plan.new for _, piece in new.stretches)
+    most = min(max(total // workers.cores + 1, _TASK_BYTES), _MOST_BYTES)
+    out = []
+    for new in plan.new:
+        largest = 0 if new.cuts is None else most
+        for part in groups(new.stretches, lambda stretch: stretch[1].end - stretch[1].start, largest):
+            (entries_id, first), (_, last) = part[0], part[-1]
+            cuts = new.cuts
+            if cuts is not None:
+                cuts = tuple(cut for cut in cuts if first.start_offset < cut < last.end_offset)
+            out.append(Group(entries_id, new.n_partitions, new.partition, cuts, part))
+    return out
+
+
+def _read(
+    state: State, plan: _ReadPlan, new: Sequence[Group], asked: ReadSettings, workers: Workers, progress: Progress
+) -> list[FileRead]:
     """Read the new stretches in tasks."""
-    folder = table_folder(AUDIT_VERSIONS)
-    tasks = [
-        ReadTask(group, state.root.uri, folder, asked.secret, asked.hide_keys, _most_bytes(group, asked.config))
-        for group in groups(plan.new.values(), _size, _TASK_BYTES)
-    ]
-    sizes = [sum(map(_size, task.stretches)) for task in tasks]
+    folder, tasks = table_folder(AUDIT_ENTRIES), list[ReadTask]()
+    for apart in (False, True):
+        same = [group for group in new if (group.cuts is None) is apart]
+        for part in groups(same, lambda group: group.size, _TASK_BYTES):
+            tasks.append(
+                ReadTask(part, state.root.uri, folder, asked.secret, asked.hide_keys, _most_bytes(part, asked))
+            )
+    sizes = [sum(group.size for group in task.groups) for task in tasks]
     progress.start("read", sum(sizes), BYTES)
     function: Callable[[ReadTask], FileRead] = partial(read_task, plan.logs)
     files = workers.run(function, tasks, "audit: records", CountedBytes(progress, sizes))
@@ -208,9 +310,11 @@ def _commit(state: State, plan: _ReadPlan, found: Gathered, files: Sequence[File
     used: dict[int, AuditRead] = {}
     for read in sorted((part.read for part in found.parts), key=lambda read: -read.end_offset):
         used[read.read_id] = read  # sources may know other sizes of a file: what counts for all of them
-    new = [read for read_id, read in used.items() if read_id in plan.new]
+    new = [read for read_id, read in used.items() if read_id in plan.unread]
     gone = plan.lost | replaced(plan.reads, new, used.keys()) | doubled(plan.reads, used)
     gone |= absent_reads(plan.reads, plan.listed)
+    torn = {read.entries_id for read in plan.reads if read.read_id in gone and read.cuts != APART and read.file}
+    gone |= {read.read_id for read in plan.reads if read.entries_id in torn}
     cut = [used[read.read_id] for read in plan.reads if used.get(read.read_id, read) != read] if new else []
     if new or gone:
         commit_reads(state, files, [*new, *cut], gone | {read.read_id for read in cut})
@@ -218,22 +322,18 @@ def _commit(state: State, plan: _ReadPlan, found: Gathered, files: Sequence[File
 
 def _filled(made: StretchRead, file: FileRead) -> dict[str, Any]:
     """Return the columns of a stretch's row that are known once it was read."""
-    return {
-        "end_position": made.end_position,
-        "last_position": made.last_position,
-        "last_crc": made.last_crc,
-        "records": made.records,
+    positions = ("end_position", "last_position", "last_crc")
+    names = (*positions, "entries_id", "entries", "first_offset", "last_offset", "newest_ms")
+    return {name: getattr(made, name) for name in names} | {
         "problems": json.dumps([asdict(problem) for problem in made.problems]),
-        "file": file.path if made.records else "",
+        "cuts": APART if made.cuts is None else json.dumps(made.cuts),
+        "file": file.path if made.first_offset >= 0 else "",
     }
 
 
-def _size(stretch: Stretch) -> int:
-    return stretch.piece.end - stretch.piece.start
-
-
-def _most_bytes(stretches: Sequence[Stretch], config: Config) -> int:
-    return max(config.topic_settings(str(s.piece.topic)).max_decompressed_batch_bytes for s in stretches)
+def _most_bytes(parts: Sequence[Group], asked: ReadSettings) -> int:
+    topics = {str(piece.topic) for group in parts for _, piece in group.stretches}
+    return max(asked.config.topic_settings(topic).max_decompressed_batch_bytes for topic in topics)
 
 
 def _counting(problems: Sequence[Problem], topic: str, asked: ReadSettings) -> list[Problem]:

@@ -1,9 +1,9 @@
 """Tables `audit_*` of a store: what audits have read of logs, and their results. They are no part of a generation.
 
-`audit_versions` has what audits keep of each record, in files that the tasks write. `audit_reads` is the switch: a row
-for each stretch of a log, whose read_id its records carry. Records that no read counts do not exist: a killed audit
-leaves such. Order: files of records, then their reads; reads that others replace, then the files that no read needs.
-Vacuum deletes these a week later, so an audit that is at work still finds them.
+`audit_entries` has what audits keep of keys and records, in files that the tasks write. `audit_reads` is the switch: a
+row for each stretch of a log, with the id that its entries carry. Entries that no read counts do not exist: a killed
+audit leaves such. Order: files of entries, then their reads; reads that others replace, then the files that no read
+needs. Vacuum deletes these a week later, so an audit that is at work still finds them.
 
 delta-rs commits (`jobs.store.table`); tasks read and write Parquet files.
 """
@@ -28,11 +28,11 @@ import pyarrow.parquet as pq
 from lastkey.jobs.errors import DAMAGED_AUDIT, ConflictError
 from lastkey.jobs.store import rows
 from lastkey.jobs.store.commit_file import DataFile
-from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_READS, AUDIT_VERSIONS, table_folder
+from lastkey.jobs.store.paths import AUDIT_ENTRIES, AUDIT_KEY, AUDIT_READS, table_folder
 from lastkey.jobs.store.table import FILE, Change, Version, in_files
 from lastkey.jobs.store.tables import State
 from lastkey.logformat.storage.access_error import in_one_line
-from lastkey.udfs.audit.versions import VERSIONS, FileRead, Secret
+from lastkey.udfs.audit.entries import ENTRIES, FileRead, Secret
 from lastkey.udfs.storage import (
     exists,
     make_folders,
@@ -47,11 +47,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _KEY: Final = struct.Struct("<QQ")
+APART: Final = ""
 
 
 @dataclass(frozen=True)
 class AuditRead:
-    """Row of `audit_reads`: a stretch of one `.log` whose records are in `audit_versions`."""
+    """Row of `audit_reads`: a stretch of one `.log` whose records are in `audit_entries`. It counts as a whole."""
 
     read_id: int
     root: str  # URI that path is below
@@ -68,9 +69,14 @@ class AuditRead:
     n_partitions: int  # of the topic; only hidden keys depend on it
     keys_hidden: bool
     secret_id: str
-    records: int
     problems: str  # JSON: a list of what could not be read
-    file: str  # of `audit_versions`; "": no record
+    file: str  # of `audit_entries`; "": no record
+    entries_id: int = 0  # of its entries; others have it too if their versions were added up with those of this one
+    cuts: str = APART  # JSON: the offsets between which versions were added up; APART: each record is an entry
+    entries: int = 0  # that begin in it
+    first_offset: int = -1  # of its records, as the next ones; -1: none
+    last_offset: int = -1
+    newest_ms: int = -1
 
 
 def audit_secret(state: State) -> Secret:
@@ -115,15 +121,15 @@ def audit_reads(state: State) -> list[AuditRead]:
 def commit_reads(
     state: State, files: Sequence[FileRead], reads: Sequence[AuditRead], replaced: Collection[int]
 ) -> None:
-    """Add files of records and their reads; drop the reads with the ids `replaced`, and files that none needs then."""
-    written = [DataFile.counted(file.path, file.size, file.records) for file in files if file.path]
+    """Add files of entries and their reads; drop the reads with the ids `replaced`, and files that none needs then."""
+    written = [DataFile.counted(file.path, file.size, file.entries) for file in files if file.path]
     if written:
-        state.swap(AUDIT_VERSIONS, VERSIONS, lambda _: Change(written=written))
+        state.swap(AUDIT_ENTRIES, ENTRIES, lambda _: Change(written=written))
     maybe = {read.file for read in audit_reads(state) if read.read_id in replaced} - {""} if replaced else set()
     state.swap(AUDIT_READS, rows.arrow_schema(AuditRead), lambda version: _with(state, version, reads, replaced))
     if maybe:
         gone = maybe - {read.file for read in audit_reads(state)}
-        state.swap(AUDIT_VERSIONS, VERSIONS, lambda version: Change(removed=gone & set(version.files())))
+        state.swap(AUDIT_ENTRIES, ENTRIES, lambda version: Change(removed=gone & set(version.files())))
 
 
 def _with(state: State, version: Version, reads: Sequence[AuditRead], replaced: Collection[int]) -> Change:
@@ -137,15 +143,15 @@ def _with(state: State, version: Version, reads: Sequence[AuditRead], replaced: 
 
 
 def lost_files(state: State, files: Collection[str]) -> set[str]:
-    """Return those files of `audit_versions` that are not as they were written: gone, or of another size."""
-    there, sizes = sizes_in(state.root, table_folder(AUDIT_VERSIONS)), state.head(AUDIT_VERSIONS).sizes()
+    """Return those files of `audit_entries` that are not as they were written: gone, or of another size."""
+    there, sizes = sizes_in(state.root, table_folder(AUDIT_ENTRIES)), state.head(AUDIT_ENTRIES).sizes()
     return {name for name in files if name not in there or there[name] != sizes.get(name)}
 
 
 def check_files(state: State, files: Collection[str]) -> None:
-    """Raise DAMAGED_AUDIT for a file of `audit_versions` whose pages do not fit their checksums."""
+    """Raise DAMAGED_AUDIT for a file of `audit_entries` whose pages do not fit their checksums."""
     for name in sorted(files):
-        path = f"{table_folder(AUDIT_VERSIONS)}/{name}"
+        path = f"{table_folder(AUDIT_ENTRIES)}/{name}"
         try:
             with open_file(state.root, path) as file:
                 for _ in pq.ParquetFile(file, page_checksum_verification=True).iter_batches():

@@ -20,13 +20,13 @@ RUNS: Final = "cleaner_runs"
 TIME_INDEX: Final = "time_index"  # written by jobs.store.minutes; no part of a generation
 # Written by jobs.store.audits; no part of a generation either
 AUDIT_READS: Final = "audit_reads"
-AUDIT_VERSIONS: Final = "audit_versions"
+AUDIT_ENTRIES: Final = "audit_entries"
 AUDIT_KEYS: Final = "audit_keys"
 AUDIT_DELIVERIES: Final = "audit_deliveries"
 AUDIT_PAIRS: Final = "audit_pairs"
 AUDIT_TABLES: Final = (
     AUDIT_READS,
-    AUDIT_VERSIONS,
+    AUDIT_ENTRIES,
     AUDIT_KEYS,
     AUDIT_DELIVERIES,
     AUDIT_PAIRS,

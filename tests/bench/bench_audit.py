@@ -3,8 +3,9 @@
 100 million records, 10 million keys of 16 bytes, values of 100 bytes, zstd, in two partitions (make_log.py; kept in
 FOLDER if that is given), and a group that committed nine tenths of each. Each kind is audited three times: everything,
 nothing new, and 1 % more (a third partition). `mirror` and `failover` compare the archive with a copy that lacks the
-newest segment of every ten. The kinds share one table of versions, so the first row of a kind reads only what no kind
-before it has read; `--apart` gives each kind tables of its own.
+newest segment of every ten. The kinds share one table of entries, so the first row of a kind reads only what no kind
+before it has read; `--apart` gives each kind tables of its own. `--duckdb`: last, DuckDB groups a Parquet export of the
+archive by key, with two threads.
 
 Each audit is a process as users start it; its memory is the sum over the process, its JVM and Spark's workers, shared
 pages counted once, twice a second.
@@ -16,8 +17,10 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from tests.bench import make_log
@@ -38,6 +41,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--steps", nargs="+", default=STEPS, choices=STEPS)
     parser.add_argument("--apart", action="store_true", help="give each kind tables of its own")
+    parser.add_argument("--duckdb", help="a Python that has duckdb")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         root = given.folder or Path(name)
@@ -56,6 +60,8 @@ def main() -> None:
                 _measured(kind, what, arguments, audits)
             for side in (archive, root / "copy"):
                 shutil.rmtree(side / f"t-{PARTITIONS}", ignore_errors=True)
+        if given.duckdb:
+            _group_by_duckdb(given.duckdb, archive, root / "exported")
 
 
 def _archive(archive: Path, given: argparse.Namespace) -> Path:
@@ -84,6 +90,18 @@ def _newest_of_ten(names: list[str]) -> list[str]:
     logs = sorted(name for name in names if name.endswith(".log"))
     gone = {name[: -len(".log")] for name in logs[len(logs) - len(logs) // 10 :]} if len(logs) > 1 else set()
     return [name for name in names if name.partition(".")[0] in gone]
+
+
+def _group_by_duckdb(python: str, archive: Path, exported: Path) -> None:
+    """Print how long DuckDB takes for the last offset and the versions of each key."""
+    if not exported.exists():
+        command = [sys.executable, "-m", "lastkey", "export", str(archive), "--topics", "t", "--format", "parquet"]
+        subprocess.run([*command, "--output", str(exported)], check=True, capture_output=True)
+    select = f"SELECT key, max(\"offset\"), count(*) FROM read_parquet('{exported}/**/*.parquet') GROUP BY key"
+    code = f"import duckdb; duckdb.sql('SET threads = 2'); duckdb.sql({f'CREATE TEMP TABLE found AS {select}'!r})"
+    began = time.perf_counter()
+    subprocess.run([python, "-c", code], check=True)
+    print(f"| DuckDB, by key | {time.perf_counter() - began:.1f} | | | | |", flush=True)
 
 
 def _more(archive: Path, copy: Path, given: argparse.Namespace) -> None:

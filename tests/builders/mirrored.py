@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import random
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lastkey.udfs.audit.entries import ENTRIES, sort_run
 from lastkey.udfs.audit.runs import ALL_PARTITIONS, Shown, Sides
-from lastkey.udfs.audit.versions import VERSIONS, write_run
 from tests.reference.sides import Seen
 
 
@@ -93,7 +96,7 @@ def _changed(rows: list[Seen], rng: random.Random, topic: str, partition: int) -
 
 
 def sides_of(root: Path, a: Sequence[Seen], b: Sequence[Seen], spread: Collection[str] = ()) -> Sides:
-    """Write the records as files of `audit_versions`, a few runs each, and return them as what two sources show."""
+    """Write the records as files of `audit_entries`, a few runs each, and return them as what two sources show."""
     units = sorted({(row.topic, ALL_PARTITIONS if row.topic in spread else row.partition) for row in (*a, *b)})
     number = {unit: n for n, unit in enumerate(units)}
     files = []
@@ -102,7 +105,7 @@ def sides_of(root: Path, a: Sequence[Seen], b: Sequence[Seen], spread: Collectio
         path, shown = f"{side}-{uuid.uuid4().hex}.parquet", list[Shown]()
         for read_id, (topic, partition) in enumerate(reads):
             unit = number[topic, ALL_PARTITIONS if topic in spread else partition]
-            shown.append(Shown(read_id, 0, 1 << 62, unit, partition))
+            shown.append(Shown(read_id, unit, partition))
         write_rows(root / path, [_version(reads.index((row.topic, row.partition)), row) for row in rows])
         files.append({path: shown} if rows else {})
     timed = frozenset(n for unit, n in number.items() if unit[0] in spread)
@@ -110,12 +113,30 @@ def sides_of(root: Path, a: Sequence[Seen], b: Sequence[Seen], spread: Collectio
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, object]], n_runs: int = 3) -> None:
-    """Write rows as runs of VERSIONS."""
+    """Write rows as runs of ENTRIES."""
     step = max(-(-len(rows) // n_runs), 1)
-    with pq.ParquetWriter(path, VERSIONS) as writer:
-        for first in range(0, len(rows), step):
-            run = pa.Table.from_pylist(rows[first : first + step], VERSIONS)
-            write_run(writer, run)
+    with pq.ParquetWriter(path, ENTRIES) as writer:
+        for begin in range(0, len(rows), step):
+            run = pa.Table.from_pylist(rows[begin : begin + step], ENTRIES)
+            order, edges = sort_run(np.asarray(run["high"]))
+            for first, stop in edges:
+                writer.write_table(run.take(pa.array(order[first:stop])))
+
+
+def added_up(rows: Sequence[dict[str, Any]], cuts: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """Return one row for the keyed rows of each read and key between two cuts. rows: by offset."""
+    out: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        if row["key"] is None:
+            continue
+        where = row["read_id"], row["key"], bisect.bisect(sorted(cuts), row["offset"])
+        known = out.get(where, {"versions": 0, "bytes": 0})
+        first = {"first_offset": row["offset"], "first_timestamp_ms": row["timestamp_ms"]} | {
+            name: known[name] for name in ("first_offset", "first_timestamp_ms") if name in known
+        }
+        added = {"versions": known["versions"] + 1, "bytes": known["bytes"] + row.get("size_bytes", 1)}
+        out[where] = row | first | added | {"digest": None}
+    return list(out.values())
 
 
 def _version(read_id: int, row: Seen) -> dict[str, object]:
@@ -129,6 +150,6 @@ def _version(read_id: int, row: Seen) -> dict[str, object]:
 
 
 def hash_of(data: bytes) -> tuple[int, int]:
-    """Return two halves of a hash, as columns of VERSIONS hold them."""
+    """Return two halves of a hash, as columns of ENTRIES hold them."""
     digest = hashlib.sha256(data).digest()
     return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:16], "little", signed=True)

@@ -1,1 +1,1 @@
-"""Every record of a log as a row with its key and digests: what audits ask."""
+"""Entries of keys and records of logs, and the questions of audits about them."""

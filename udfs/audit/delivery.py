@@ -2,7 +2,8 @@
 
 A *version* is a record of a key; its *last update* is the one with the largest offset. A position says which offsets
 of a unit are delivered to a group: all below `start`, of those up to `tail` the ones in `ranges` (share groups), and
-none from `tail` on. A table of deliveries states this for each key.
+none from `tail` on. A table of deliveries states this for each key. Versions that are added up in an entry are all
+delivered, or none is.
 
 | column | of a key, for a group |
 |---|---|
@@ -28,22 +29,20 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lastkey.logformat.primitives.siphash import hashes_of
+from lastkey.udfs.audit.entries import Secret, bins
 from lastkey.udfs.audit.runs import (
     Bools,
     Groups,
     Ints,
-    Sides,
     VersionRows,
     by_key,
     first_of,
     grouped,
-    in_file,
     last_of,
     load_file,
     mixed,
     sums,
 )
-from lastkey.udfs.audit.versions import Secret, bins
 from lastkey.udfs.storage import make_folder, native_output, open_root
 
 LAGS: Final = ("lag_versions", "lag_offsets", "lag_ms", "age_ms")
@@ -107,7 +106,7 @@ class DeliveryQuestion:
     most: int
     max_age_ms: int | None = None
     told: tuple[str, ...] = ()
-    columns = ("timestamp_ms", "tombstone")
+    columns = ("timestamp_ms", "tombstone", "versions", "first_offset", "first_timestamp_ms")
 
     def answer(self, versions: VersionRows) -> pa.Table:
         """Return a row for each group and key."""
@@ -134,7 +133,7 @@ class DeliveryQuestion:
         begin = int(keys.groups.starts[first])
         rows = slice(begin, int(keys.groups.ends[stop - 1]))
         groups = Groups(keys.groups.order[rows], keys.groups.starts[first:stop] - begin)
-        offset, time = keys.offset[rows], keys.time[rows]
+        offset, time, first_offset, first_time = (each[rows] for each in keys.places)
         if told is None:
             delivered = _delivered(position, offset)
         else:
@@ -143,13 +142,13 @@ class DeliveryQuestion:
         done, last = last_of(groups, delivered), groups.ends - 1
         done_at = np.where(done < 0, -1, offset[done])
         is_behind = ~delivered & (offset > done_at[groups.of])
-        oldest, lag = first_of(groups, is_behind), sums(groups, is_behind)
+        oldest, lag = first_of(groups, is_behind), sums(groups, np.where(is_behind, keys.versions_of[rows], 0))
         lags, unit = lag > 0, self.units[number]
-        first_ms, oldest_ms = time[groups.starts], np.where(oldest < 0, _NONE, time[oldest])
+        first_ms, oldest_ms = first_time[groups.starts], np.where(oldest < 0, _NONE, first_time[oldest])
         done_ms = np.where(done < 0, _NONE, time[done])
         if told is not None:
             done_at = np.where(told >= 0, told, done_at)
-        since = np.where(done_at < 0, offset[groups.starts] - 1, done_at)
+        since = np.where(done_at < 0, first_offset[groups.starts] - 1, done_at)
         newest = np.full(len(lag), _NONE if unit.newest_ms is None else unit.newest_ms)
         # a later version may be lost; only where all offsets from a start on are undelivered it is undelivered as well
         sure = unit.whole | (lags & (position.group_type != "share"))
@@ -165,10 +164,10 @@ class DeliveryQuestion:
             "last_offset": offset[last],
             "last_timestamp_ms": _times(time[last]),
             "tombstone": keys.tombstone[rows][last],
-            "versions": groups.ends - groups.starts,
+            "versions": sums(groups, keys.versions_of[rows]),
             "delivered_offset": pa.array(done_at, mask=done_at < 0),
             "delivered_timestamp_ms": _times(done_ms),
-            "oldest_undelivered_offset": pa.array(np.where(oldest < 0, 0, offset[oldest]), mask=oldest < 0),
+            "oldest_undelivered_offset": pa.array(np.where(oldest < 0, 0, first_offset[oldest]), mask=oldest < 0),
             "lag_versions": lag,
             "lag_offsets": np.where(lags, offset[last] - since, 0),
             "lag_ms": _span(lags, np.where(done < 0, first_ms, done_ms), time[last]),
@@ -241,9 +240,12 @@ class _Keys:
         self.versions = versions
         self.groups = Groups(found.order[row], starts[:-1])
         self.unit = np.sort(unit)
-        self.offset, self.tombstone = (versions[name][self.groups.order] for name in ("offset", "tombstone"))
-        time = versions["timestamp_ms"][self.groups.order]
-        self.time = np.where(time < 0, _NONE, time)
+        columns = ("tombstone", "versions", "offset", "timestamp_ms", "first_offset", "first_timestamp_ms")
+        self.tombstone, self.versions_of, offset, time, first_offset, first_time = (
+            versions[name][self.groups.order] for name in columns
+        )
+        first_time, time = (np.where(each < 0, _NONE, each) for each in (first_time, time))
+        self.places = offset, time, first_offset, first_time
         self._keys: Any = None
 
     def of_unit(self, number: int) -> tuple[int, int]:
@@ -376,14 +378,6 @@ def worst_keys(late: pa.Table, most: int) -> list[dict[str, Any]]:
     """Return the undelivered keys of a group and topic whose last update waits longest, at most so many."""
     rows = late.take(pc.sort_indices(late, sort_keys=_WORST)[:most])
     return list(rows.drop_columns(["source", "verdict"]).to_pylist())
-
-
-def newest_times(sides: Sides, path: str) -> list[int | None]:
-    """Return the newest timestamp of each unit in a file of `audit_versions`."""
-    rows = in_file(sides, path, ("timestamp_ms",))
-    newest = np.full(len(sides.units), -1)
-    np.maximum.at(newest, np.asarray(rows["unit"]), np.asarray(rows["timestamp_ms"]))
-    return [None if ms < 0 else int(ms) for ms in newest]
 
 
 def merged_figures(summaries: Sequence[Summary]) -> Mapping[tuple[str, ...], dict[str, Any]]:

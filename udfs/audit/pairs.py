@@ -55,7 +55,7 @@ PAIRS: Final = pa.schema(
         pa.field("timestamp_ms", pa.int64()),  # of a lost record
     ]
 )
-PAIR_COLUMNS: Final = ("digest", "timestamp_ms", "tombstone")  # of VERSIONS, as `match` needs them
+PAIR_COLUMNS: Final = ("digest", "timestamp_ms", "tombstone")  # of ENTRIES, as `match` needs them
 
 
 def pair_rows(n: int, columns: dict[str, Any]) -> pa.Table:

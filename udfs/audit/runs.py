@@ -1,9 +1,9 @@
-"""Versions of keys in a range of hashes, read from the runs of `audit_versions`, and grouped by key.
+"""Entries in a range of hashes, read from the runs of `audit_entries`, and grouped by key.
 
 A *unit* is a topic and partition under A's name, or a topic that is compared as a whole. A *side* is the source A, or
 its copy B. Each task of a question reads one range of bins for all units:
 
-  load(asked, range)   rows of every run in the range that the sources show, with unit and side
+  load(asked, range)   entries of every run in the range that the sources show, with unit and side
   by_key(versions)     their order by unit, key, side and place, and where a key begins
 
 No row is compared with another by its key's bytes: keys are compared by 128 bits of SipHash.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -22,13 +22,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from lastkey.udfs.audit.versions import BINS, GROUP_BINS, VERSIONS, bins
+from lastkey.udfs.audit.entries import BINS, ENTRIES, GROUP_BINS, ONE_VERSION, bins
 from lastkey.udfs.storage import open_file, open_root
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Unit = tuple[str, int]  # topic, partition
 ALL_PARTITIONS: Final = -1  # of a unit whose topic is compared as a whole
+_PLACES: Final = pa.schema([("side", pa.bool_()), ("unit", pa.int32()), ("partition", pa.int32())])
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _LEAST_BIN: Final = -BINS // 2
 _PART_ROWS: Final = 1 << 18
@@ -36,18 +37,16 @@ _INDEXES: Final = 128  # of files that a process keeps, a megabyte each
 
 
 class Shown(NamedTuple):
-    """Offsets [start, end) of a read that a source shows, and where they belong."""
+    """Entries that a source shows, by their id, and where they belong."""
 
     read_id: int
-    start: int
-    end: int
     unit: int  # its place among the units
     partition: int
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Records that the sources show, in the files of `audit_versions`, by side and path."""
+    """Entries that the sources show, in the files of `audit_entries`, by side and path."""
 
     root: str  # URI of the store
     units: tuple[Unit, ...]
@@ -64,7 +63,7 @@ class VersionRows:
     side: Bools  # B
     unit: NDArray[np.int32]
     partition: NDArray[np.int32]
-    columns: dict[str, NDArray[Any]]  # of VERSIONS, by name
+    columns: dict[str, NDArray[Any]]  # of ENTRIES, by name
     placed: Ints  # the row of each among those that `_read` returns
     others: dict[str, Any] = field(default_factory=dict)  # columns of the whole range that were read later
 
@@ -85,7 +84,7 @@ class VersionRows:
     def arrow(self, rows: Ints, *names: str) -> list[Any]:
         """Return columns of some rows as Arrow arrays, read when they are needed: keys, of few rows or none."""
         if not len(rows):
-            return [VERSIONS.empty_table()[name].combine_chunks() for name in names]
+            return [ENTRIES.empty_table()[name].combine_chunks() for name in names]
         if not self.others.keys() >= {*names}:
             table = _read(self.sides, self.bounds, names)
             self.others |= {name: table[name].combine_chunks() for name in names}
@@ -112,14 +111,8 @@ def ranges(n_rows: int, most_rows: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise([*range(_LEAST_BIN, _LEAST_BIN + BINS, step), _LEAST_BIN + BINS]))
 
 
-def is_whole(bounds: Sequence[tuple[int, int]]) -> bool:
-    """Return whether ranges, rising, are all bins, each once."""
-    edges = [_LEAST_BIN, *(stop for _, stop in bounds)]
-    return [first for first, _ in bounds] == edges[:-1] and edges[-1] == _LEAST_BIN + BINS
-
-
 def load(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> VersionRows:
-    """Read the rows of a range. names: columns of VERSIONS that are wanted beside the hashes and places."""
+    """Read the rows of a range. names: columns of ENTRIES that are wanted beside the hashes and places."""
     table = _read(sides, bounds, ("high", "low", "keyless", "offset", *names))
     columns = {name: np.asarray(table[name]) for name in table.column_names}
     placed = np.argsort(bins(columns["high"]), kind="stable")
@@ -161,12 +154,6 @@ def _index(root: str, path: str) -> _Index:
     return _Index(metadata, bins(least), bins(most))
 
 
-def in_file(sides: Sides, path: str, names: Sequence[str]) -> pa.Table:
-    """Read columns of all rows of a file that count, and their side, unit and partition."""
-    files = tuple({path: side[path]} if path in side else {} for side in sides.files)
-    return _read(replace(sides, files=files), (_LEAST_BIN, _LEAST_BIN + BINS), names)
-
-
 def _read(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> pa.Table:
     root, parts = open_root(sides.root), []
     for side, files in enumerate(sides.files):
@@ -175,33 +162,32 @@ def _read(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> pa.Tab
             with open_file(root, path) as file:
                 parquet = pq.ParquetFile(file, metadata=index.metadata, page_checksum_verification=True)
                 parts.append(_rows_of(parquet, index.groups(bounds), shown, side, bounds, names))
-    placed = pa.schema([("side", pa.bool_()), ("unit", pa.int32()), ("partition", pa.int32())])
-    return pa.concat_tables([pa.schema([*(VERSIONS.field(n) for n in names), *placed]).empty_table(), *parts])
+    return pa.concat_tables([pa.schema([*(ENTRIES.field(n) for n in names), *_PLACES]).empty_table(), *parts])
 
 
 def _rows_of(
     parquet: Any, groups: list[int], shown: Sequence[Shown], side: int, bounds: tuple[int, int], names: Sequence[str]
 ) -> pa.Table:
     """Return the rows of a file's runs in a range that count, in the order of the file."""
-    order = sorted(shown)
-    read_ids, first = np.unique([one.read_id for one in order], return_index=True)
-    most = int(np.diff(np.append(first, len(order))).max())
-    of_read = np.array([one.read_id for one in order])
-    table = np.array([one[1:] for one in order], np.int64)  # start, end, unit, partition
-    needed = dict.fromkeys(("read_id", "high", "offset", *names))
+    table = np.array(sorted(shown), np.int64)  # read_id, unit, partition
+    needed = dict.fromkeys(("read_id", "high", *names, *(ONE_VERSION[name] for name in names if name in ONE_VERSION)))
     rows = parquet.read_row_groups(groups, columns=list(needed), use_threads=False)
-    bin_, read, offset = bins(np.asarray(rows["high"])), np.asarray(rows["read_id"]), np.asarray(rows["offset"])
-    at = np.minimum(np.searchsorted(read_ids, read), len(read_ids) - 1)
-    inside = (bin_ >= bounds[0]) & (bin_ < bounds[1]) & (read_ids[at] == read)
-    counts, where = np.zeros(len(rows), np.bool_), first[at]
-    for i in range(most):  # ranges of a read: usually one
-        each = np.minimum(first[at] + i, len(order) - 1)
-        hit = inside & (of_read[each] == read) & (offset >= table[each, 0]) & (offset < table[each, 1])
-        counts, where = counts | hit, np.where(hit, each, where)
-    out = rows.select(list(names)).append_column("side", pa.array(np.full(len(rows), bool(side))))
-    for name, values in (("unit", table[where, 2]), ("partition", table[where, 3])):
-        out = out.append_column(name, pa.array(values.astype(np.int32)))
-    return out if counts.all() else out.filter(pa.array(counts))
+    bin_, read = bins(np.asarray(rows["high"])), np.asarray(rows["read_id"])
+    at = np.minimum(np.searchsorted(table[:, 0], read), len(table) - 1)
+    counts = (bin_ >= bounds[0]) & (bin_ < bounds[1]) & (table[at, 0] == read)
+    if not counts.all():
+        rows, at = rows.filter(pa.array(counts)), at[counts]
+    columns = {name: rows[name] for name in names}
+    for name in names:
+        if name in ONE_VERSION:
+            columns[name] = pa.compute.coalesce(rows[name], rows[ONE_VERSION[name]].cast(pa.int64()))
+        elif name == "versions":
+            columns[name] = rows[name].fill_null(1)
+    places = {"side": np.full(len(rows), bool(side)), "unit": table[at, 1], "partition": table[at, 2]}
+    columns |= {
+        name: pa.array(values.astype(_PLACES.field(name).type.to_pandas_dtype())) for name, values in places.items()
+    }
+    return pa.table(columns)
 
 
 # -- groups

@@ -160,6 +160,7 @@ class ReadSpec:
     max_rows: int | None = None  # of one Arrow batch; None: as logformat.batches.columns has it
     max_batch_bytes: int = MAX_BATCH_BYTES  # a batch that is, or decompresses to, more is damage
     logs_behind: Callable[[ListedLog], Iterable[ListedLog]] | None = None  # lists later logs, if a piece has not all
+    secret: tuple[int, int] | None = None  # of the hashes of keys in spans; None: not hashed
 
 
 Task = tuple[Piece, ...]

@@ -159,16 +159,17 @@ def _of(batches: NDArray[np.void]) -> NDArray[np.void]:
 _SEARCH_BYTES: Final = 1 << 30  # size of an Arrow batch of the columns that a search compares
 
 
-RowsOf = Callable[[Run, Piece], Iterator[Any]]
+Take = Callable[[Run, Piece], None]
 
 
-def read_records(spec: ReadSpec, pieces: Iterable[Piece], rows_of: RowsOf | None = None) -> Iterator[Any]:
+def read_records(spec: ReadSpec, pieces: Iterable[Piece], take: Take | None = None) -> Iterator[Any]:
     """Yield the wanted records of all pieces as pa.RecordBatch of spec.schema.
 
-    rows_of: makes the columns of a run's records that lie in a piece's offsets; None: those of RECORDS. Raises
-    LogFormatError for what cannot be read; with spec.quarantine it yields a row with the problem instead.
+    take: gets the records of each run, with some before and behind the piece's offsets; the caller then gets a batch
+    without rows. Its errors are problems of the log. Raises LogFormatError for what cannot be read; with
+    spec.quarantine it yields a row with the problem instead.
     """
-    reader = _Reader(spec, rows_of)
+    reader = _Reader(spec, take)
     for piece in pieces:
         yield from reader.read(piece)
 
@@ -176,12 +177,12 @@ def read_records(spec: ReadSpec, pieces: Iterable[Piece], rows_of: RowsOf | None
 class _Reader:
     """Reader of pieces that uses its buffers again from piece to piece."""
 
-    def __init__(self, spec: ReadSpec, rows_of: RowsOf | None) -> None:
+    def __init__(self, spec: ReadSpec, take: Take | None) -> None:
         self.spec = spec
-        self.rows_of = rows_of
+        self.take = take
         self.schema = select(RECORDS, [name for name in spec.schema.names if name in RECORDS.names] or ["offset"])
-        keys_only = rows_of is None and not {"value", "headers"} & set(self.schema.names)
-        self.reader = LogReader(CHUNK_BYTES, spec.max_batch_bytes, keys_only=keys_only)
+        keys_only = take is None and not {"value", "headers"} & set(self.schema.names)
+        self.reader = LogReader(CHUNK_BYTES, spec.max_batch_bytes, secret=spec.secret, keys_only=keys_only)
         self.searched = select(
             RECORDS,
             (["key"] if spec.wanted.keys is not None else []) + (["timestamp_ms"] if spec.wanted.by_time else []),
@@ -243,9 +244,9 @@ class _Reader:
     def _run(self, piece: Piece, run: Run) -> Iterator[Any]:
         if not len(run.spans):
             return
-        if self.rows_of is not None:
-            for batch in self.rows_of(run, piece):
-                yield aligned(batch, self.spec.schema, piece)
+        if self.take is not None:
+            self.take(run, piece)
+            yield pa.RecordBatch.from_pylist([], schema=self.spec.schema)
             return
         keep = self._keep(run) if self.searched.names else None
         if keep is not None and not keep.any():

@@ -169,16 +169,16 @@ def test_a_damaged_table_never_counts_as_less(spark, tmp_path):
     write_partition(archive / "t-0", " ".join(f"key{i}=1" for i in range(500)))
     summary = audit(archive, audits).summary
     for damage in (Path.unlink, lambda path: path.write_bytes(b"")):
-        (file,) = open_state(str(audits)).head("audit_versions").files()
-        damage(audits / "state" / "audit_versions" / file)
+        (file,) = open_state(str(audits)).head("audit_entries").files()
+        damage(audits / "state" / "audit_entries" / file)
         assert audit(archive, audits).summary == summary
-    (file,) = open_state(str(audits)).head("audit_versions").files()
-    flip(audits / "state" / "audit_versions" / file, 3000)
+    (file,) = open_state(str(audits)).head("audit_entries").files()
+    flip(audits / "state" / "audit_entries" / file, 3000)
     assert audit(archive, audits).summary == summary  # the earlier result still holds: the file is not read
     shutil.rmtree(audits / "state" / "audit_keys")
     with raises_kind(DAMAGED_AUDIT, match=file):
         audit(archive, audits)
-    (audits / "state" / "audit_versions" / file).unlink()
+    (audits / "state" / "audit_entries" / file).unlink()
     (audits / "state" / "audit.key").write_bytes(b"short")
     with raises_kind(DAMAGED_AUDIT, match=r"audit\.key: expected the 16 bytes"):
         audit(archive, audits)
@@ -207,5 +207,5 @@ def test_a_killed_audit_leaves_records_that_do_not_count(spark, tmp_path):
     write_partition(archive / "t-0", "a=1 b=1 a=2")
     with pytest.raises(KeyboardInterrupt), at_step("rows written", interrupt):
         audit(archive, audits)
-    assert list((audits / "state" / "audit_versions").glob("*.parquet"))
+    assert list((audits / "state" / "audit_entries").glob("*.parquet"))
     assert audit(archive, audits).summary["versions"] == 3

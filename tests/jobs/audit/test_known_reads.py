@@ -6,14 +6,18 @@ import os
 import random
 import shutil
 import zlib
+from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from lastkey.jobs.audit.records import Gathered
 from lastkey.jobs.store.audits import audit_reads
+from lastkey.jobs.store.table import Change, in_files
 from lastkey.jobs.store.tables import open_state
-from tests.builders.audits import audit, seen
+from lastkey.udfs.audit.entries import Cuts
+from tests.builders.audits import audit, entries_of, seen
 from tests.builders.damage import flip
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.logs import write_partition
@@ -21,6 +25,21 @@ from tests.builders.steps import at_step
 from tests.reference.audit import visible_records
 
 pytestmark = pytest.mark.slow  # whole runs
+
+
+def check_sums(root: Path, cuts: Cuts) -> Gathered:
+    """Audit again with versions added up between cuts, and compare with plain code."""
+    found = audit(root / "archive", root / "sums", cuts=cuts)
+    counts, lasts = Counter[bytes](), dict[bytes, int]()
+    for row in entries_of(root / "sums", found):
+        assert not [cut for cut in cuts or () if (row["first_offset"] or row["offset"]) < cut <= row["offset"]]
+        if row["key"] is not None:
+            counts[row["key"]] += row["versions"] or 1
+            lasts[row["key"]] = max(lasts.get(row["key"], -1), row["offset"])
+    records = [record for record in visible_records(root / "archive" / "t-0") if record.key is not None]
+    assert counts == Counter(record.key for record in records)
+    assert lasts == {record.key: record.offset for record in records}
+    return found
 
 
 def check_night(root: Path, *, whole: bool = True) -> Gathered:
@@ -84,7 +103,7 @@ def test_stretches_of_files_that_are_gone_leave_the_tables(tmp_path):
     state = open_state(str(audits))
     reads = audit_reads(state)
     assert {read.topic for read in reads} == {"t"}
-    assert set(state.head("audit_versions").files()) == {read.file for read in reads}
+    assert set(state.head("audit_entries").files()) == {read.file for read in reads}
 
 
 def test_what_two_audits_at_once_have_read_counts_once_and_is_kept_once(tmp_path):
@@ -96,7 +115,7 @@ def test_what_two_audits_at_once_have_read_counts_once_and_is_kept_once(tmp_path
     assert len(audit_reads(state)) == 4
     assert check_night(tmp_path).bytes_read == 0
     reads = audit_reads(state)
-    assert len(reads) == 2 and state.head("audit_versions").files() == sorted({one.file for one in reads})
+    assert len(reads) == 2 and state.head("audit_entries").files() == sorted({one.file for one in reads})
     assert check_night(tmp_path).bytes_read == 0
 
 
@@ -108,7 +127,7 @@ def test_holes_of_a_cleaner_are_no_gaps(tmp_path):
 @pytest.mark.parametrize("seed", range(3))
 def test_drawn_nights(tmp_path, seed):
     """Segments grow and roll, retention takes the first, files are moved away and back, the log is created again."""
-    draw = random.Random(seed)
+    draw, drawn_cuts = random.Random(seed), random.Random(seed)
     folder, away = tmp_path / "archive" / "t-0", tmp_path / "away"
     segments: list[list[str]] = [["a=1"]]
     for _ in range(8):
@@ -130,3 +149,44 @@ def test_drawn_nights(tmp_path, seed):
         if is_missing:
             draw.choice(logs[:-1]).rename(away)
         check_night(tmp_path, whole=not is_missing)
+        if not is_missing:
+            n_offsets = 1 + max((record.offset for record in visible_records(folder)), default=0)
+            cuts = tuple(sorted({drawn_cuts.randrange(n_offsets) for _ in range(drawn_cuts.choice([0, 0, 1, 3]))}))
+            check_sums(tmp_path, drawn_cuts.choice([cuts, cuts, cuts, None]))
+            assert check_sums(tmp_path, ()).bytes_read == 0  # entries of any cuts tell what those without would
+
+
+def test_sums_count_while_all_of_their_segments_do(tmp_path):
+    """New segments of a log are read alone; after the loss of one, or with a new cut, the others are read again."""
+    text = "a=1 b=1 | a=2 || a=3 || b=2 a=4"
+    logs = write_partition(tmp_path / "archive" / "t-0", text).logs
+    sizes = [log.stat().st_size for log in logs]
+    assert check_sums(tmp_path, ()).bytes_read == sum(sizes)
+    assert [check_sums(tmp_path, cuts).bytes_read for cuts in ((0,), (2,), (2,), ())] == [0, sum(sizes), 0, 0]
+    write_partition(tmp_path / "more" / "t-0", f"{text} || c=1 a=5")
+    for path in (tmp_path / "more" / "t-0").iterdir():
+        if not (tmp_path / "archive" / "t-0" / path.name).exists():
+            shutil.copy2(path, tmp_path / "archive" / "t-0")
+    new = max((tmp_path / "archive" / "t-0").glob("*.log"))
+    assert check_sums(tmp_path, (2,)).bytes_read == new.stat().st_size
+    assert check_sums(tmp_path, (2, 6)).bytes_read == 0  # between the two reads
+    logs[0].unlink()
+    assert check_sums(tmp_path, (2,)).bytes_read == sum(sizes[1:])
+    assert [audit(tmp_path / "archive", tmp_path / "sums").bytes_read for _ in range(2)][1] == 0  # entries apart
+    assert check_sums(tmp_path, (3,)).bytes_read == 0
+
+
+def test_the_tables_of_an_earlier_version_are_read_again(tmp_path):
+    archive, audits = tmp_path / "archive", tmp_path / "audits"
+    write_partition(archive / "t-0", "a=1 b=1 || c=1")
+    found = audit(archive, audits)
+    state = open_state(str(audits))
+    new = {"entries_id", "cuts", "entries", "first_offset", "last_offset", "newest_ms"}
+    rows = [vars(read) | {"records": read.entries, "file": "in_audit_versions.parquet"} for read in audit_reads(state)]
+    old = pa.Table.from_pylist([{name: row[name] for name in row if name not in new} for row in rows])
+    shutil.rmtree(audits / "state" / "audit_reads")
+    shutil.rmtree(audits / "state" / "audit_entries")
+    state = open_state(str(audits))
+    state.swap("audit_reads", old.schema, lambda _: Change(added=in_files(old)))
+    again = check_night(tmp_path)
+    assert again.bytes_read == found.bytes_read > 0 == check_night(tmp_path).bytes_read

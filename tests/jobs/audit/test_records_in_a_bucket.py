@@ -32,7 +32,7 @@ def test_only_what_is_new_or_lost_is_read_again(tmp_path: Path) -> None:
         files = {read.file for read in audit_reads(state)} - {""}
         first = next(read.file for read in audit_reads(state) if read.topic == "t" and read.file)
         check_files(state, files)
-        filesystem, folder = state.root.filesystem, state.root.full("state/audit_versions")
+        filesystem, folder = state.root.filesystem, state.root.full("state/audit_entries")
         listed = filesystem.get_file_info(pafs.FileSelector(folder))
         assert files == {info.base_name for info in listed if info.type == pafs.FileType.File}
         filesystem.delete_file(f"{folder}/{first}")

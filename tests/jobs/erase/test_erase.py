@@ -444,7 +444,7 @@ def test_tables_of_audits_go(spark: Any, tmp_path: Path) -> None:
     report = world.erase("ann")
     assert (report.result, report.remains.elsewhere > 0) == ("older", True)
     dry = vacuumed(world, dry_run=True)
-    assert {"state/audit_versions", "state/audit_failover"} < set(dry.audits)
+    assert {"state/audit_entries", "state/audit_failover"} < set(dry.audits)
     assert places_of([b"ann"], world.lab.store / "state")
     vacuumed(world)
     assert places_of([b"ann"], world.lab.store) == []

@@ -23,7 +23,7 @@ from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.paths import AUDIT_KEY
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
-from lastkey.udfs.audit.versions import hashed_keys
+from lastkey.udfs.audit.entries import hashed_keys
 from lastkey.udfs.key_search.findings import finding_columns
 from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.storage import exists, open_root
@@ -236,7 +236,7 @@ def _parquets(root: Path) -> list[Path]:
 
 def _hidden(root: Path) -> Path:
     """Put the keyed hash of the key into the table of records."""
-    path = root / "store" / "state" / "audit_versions" / "x.parquet"
+    path = root / "store" / "state" / "audit_entries" / "x.parquet"
     path.parent.mkdir(exist_ok=True)
     hashed = hashed_keys(pa.array([b"hot-1", KEY], pa.binary()), audit_secret(open_state(str(root / "store"))))
     pq.write_table(pa.table({"key": hashed, "topic": ["t", "t"]}), path)

@@ -18,12 +18,11 @@ from lastkey.udfs.audit.delivery import (
     DeliveryUnit,
     Position,
     merged_figures,
-    newest_times,
     write_told,
 )
 from lastkey.udfs.audit.runs import Shown, Sides, load, ranges
 from tests.builders.logs import START_MS
-from tests.builders.mirrored import write_rows
+from tests.builders.mirrored import added_up, write_rows
 from tests.reference.delivery import Version, lag_of, rank
 
 SECRET = (1, 2)
@@ -68,8 +67,8 @@ def _position(rng: random.Random, kind: str) -> Position:
     return Position(kind, kind, start, tail, ranges_, rng.random() < 0.9)
 
 
-def write_versions(root: Path, records: dict[Unit, list[dict[str, Any]]]) -> Sides:
-    """Write records as one file of `audit_versions`."""
+def write_entries(root: Path, records: dict[Unit, list[dict[str, Any]]], cuts: list[int] | None) -> Sides:
+    """Write records as one file of `audit_entries`; cuts: between which versions are added up."""
     units, rows = tuple(sorted(records)), []
     for number, unit in enumerate(units):
         keys = pa.array([row["key"] for row in records[unit]], pa.binary())
@@ -78,27 +77,32 @@ def write_versions(root: Path, records: dict[Unit, list[dict[str, Any]]]) -> Sid
             row | {"read_id": number, "high": high, "low": low, "keyless": row["key"] is None, "digest": 0}
             for row, (low, high) in zip(records[unit], hashes, strict=True)
         ]
-    write_rows(root / "versions.parquet", rows)
-    shown = [Shown(number, 0, 1 << 62, number, unit[1]) for number, unit in enumerate(units)]
-    return Sides(str(root), units, ({"versions.parquet": shown},))
+    write_rows(root / "entries.parquet", rows if cuts is None else added_up(rows, cuts))
+    shown = [Shown(number, number, unit[1]) for number, unit in enumerate(units)]
+    return Sides(str(root), units, ({"entries.parquet": shown},))
 
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lastkey.udfs.audit.runs._PART_ROWS", 50)
-    monkeypatch.setattr("lastkey.udfs.audit.versions._GROUP_ROWS", 50)
+    monkeypatch.setattr("lastkey.udfs.audit.entries._GROUP_ROWS", 50)
 
 
+@pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_lags_of_drawn_logs_as_plain_code_counts_them(tmp_path: Path, seed: int) -> None:
+def test_lags_of_drawn_logs_as_plain_code_counts_them(tmp_path: Path, seed: int, apart: bool) -> None:
     records, positions, told = drawn_case(random.Random(seed))
-    sides = write_versions(tmp_path, records)
+    every = [position for of in positions.values() for position in of]
+    edges = [edge for position in every for first, last in position.ranges for edge in (first, last + 1)]
+    cuts = [*edges, *(position.start for position in every), *(one["told"] + 1 for one in told)]
+    sides = write_entries(tmp_path, records, None if apart else cuts)
     schema = pa.schema([("group", pa.string()), ("topic", pa.string()), ("key", pa.binary()), ("told", pa.int64())])
     batches = pa.Table.from_pylist(told, schema).to_batches(max_chunksize=20)
     paths = {
         row["path"] for batch in write_told(str(tmp_path), "told", SECRET, iter(batches)) for row in batch.to_pylist()
     }
-    newest = newest_times(sides, "versions.parquet")
+    times = [[row["timestamp_ms"] for row in records[unit] if row["timestamp_ms"] >= 0] for unit in sides.units]
+    newest = [max(of, default=None) for of in times]
     units = tuple(DeliveryUnit(tuple(positions[u]), True, ms) for u, ms in zip(sides.units, newest, strict=True))
     question = DeliveryQuestion("s", units, 20, None, tuple(paths))
     tables = [question.answer(load(sides, bounds, question.columns)) for bounds in ranges(3, 1)]

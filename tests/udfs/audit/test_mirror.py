@@ -21,7 +21,7 @@ Options = dict[str, object]
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lastkey.udfs.audit.runs._PART_ROWS", 50)
-    monkeypatch.setattr("lastkey.udfs.audit.versions._GROUP_ROWS", 50)
+    monkeypatch.setattr("lastkey.udfs.audit.entries._GROUP_ROWS", 50)
 
 
 @pytest.fixture(scope="module")

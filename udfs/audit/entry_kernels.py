@@ -1,0 +1,180 @@
+"""Kernels that add records to entries, and copy the keys of entries."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from lastkey.logformat.batches.span_kernels import Run
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.primitives.memory_kernels import copy_bytes, prefetch
+from lastkey.logformat.primitives.siphash_kernels import siphash128
+from lastkey.logformat.primitives.varint_kernels import read_varint
+
+# Versions of a key with offsets next to each other
+ENTRY: Final = np.dtype(
+    [
+        ("high", "u8"),  # halves of the hash of the key; without a key of the digest
+        ("low", "u8"),
+        ("offset", "i8"),  # of the last version, as the columns without "first"
+        ("first_offset", "i8"),
+        ("timestamp_ms", "i8"),
+        ("first_timestamp_ms", "i8"),
+        ("digest", "i8"),  # of key, value and headers; 0 where versions are added up
+        ("bytes", "i8"),  # of all versions
+        ("key_at", "i8"),  # first byte of the key among those that are kept
+        ("key_size", "i4"),
+        ("versions", "i4"),
+        ("size_bytes", "i4"),
+        ("keyless", "?"),
+        ("tombstone", "?"),
+    ],
+    align=True,
+)
+# Fields of the state: counts; row of the first entry of the group; first and last offset and newest time added
+ENTRIES, KEY_BYTES, GROUP, FIRST, LAST, NEWEST_MS, N_STATE = range(7)
+DONE: Final = -1
+NO_TIME: Final = np.iinfo(np.int64).min
+_AHEAD: Final = 16  # records from the prefetch of a slot to its use
+_SOON: Final = 8  # from that of an entry
+
+
+class Entries(NamedTuple):
+    """Entries of a partition that are being added to."""
+
+    rows: np.ndarray  # ENTRY[], those in use first
+    keys: np.ndarray  # uint8[], their keys
+    slots: np.ndarray  # int32[2^k]: row of the newest entry of a key, plus 1; 0: free
+    state: np.ndarray  # int64[N_STATE]
+
+
+@inline
+def _slot(entries: Entries, low: np.uint64, high: np.uint64) -> np.int64:
+    """Return the slot of a key, or the free one for it."""
+    mask = np.uint64(entries.slots.shape[0] - 1)
+    slot = np.int64(low & mask)
+    while True:
+        row = entries.slots[slot] - 1
+        if row < 0 or (entries.rows[row].low == low and entries.rows[row].high == high):
+            return slot
+        slot = np.int64(np.uint64(slot + 1) & mask)
+
+
+@kernel
+def enter_entries(entries: Entries) -> None:
+    """Enter the entries of the group into slots that are all free; of a key the newest."""
+    for row in range(entries.state[GROUP], entries.state[ENTRIES]):
+        entries.slots[_slot(entries, entries.rows[row].low, entries.rows[row].high)] = row + 1
+
+
+@kernel
+def add_records(
+    run: Run,
+    times: np.ndarray,
+    start_offset: int,
+    end_offset: int,
+    cuts: np.ndarray,
+    apart: bool,
+    k0: np.uint64,
+    k1: np.uint64,
+    entries: Entries,
+    at: int,
+) -> int:
+    """Add the records of a run in [start_offset, end_offset), from row `at` of its spans on, to entries. Return DONE,
+    or the row before which there is no room: in `rows`, in `keys` for its key, or in `slots`, filled to a half.
+
+    times: int64[n], of each batch: its time if that counts for all of its records, else NO_TIME. apart: each record is
+    an entry, with a digest by the key (k0, k1); otherwise the versions of a key between two of the offsets cuts:
+    int64[m], rising, are one, and records without a key are none.
+    """
+    spans, rows, state = run.spans, entries.rows, entries.state
+    mask, last_span = np.uint64(entries.slots.shape[0] - 1), spans.shape[0] - 1
+    cut, floor = 0, np.int64(-1)
+    for i in range(run.bodies.shape[0]):
+        body = run.bodies[i]
+        for row in range(max(body.first_span, at), body.first_span + body.n_records):
+            span = spans[row]
+            offset = body.base_offset + span.offset_delta
+            if offset < start_offset:
+                continue
+            if offset >= end_offset:
+                return DONE
+            while cut < cuts.shape[0] and cuts[cut] <= offset:
+                floor = cuts[cut]
+                cut += 1
+            time = times[i] if times[i] != NO_TIME else body.base_timestamp + span.timestamp_delta
+            if state[FIRST] < 0:
+                state[FIRST] = offset
+            state[LAST] = offset
+            state[NEWEST_MS] = max(state[NEWEST_MS], time)
+            slot, newest = np.int64(0), np.int64(-1)
+            if not apart:
+                prefetch(entries.slots, np.int64(spans[min(row + _AHEAD, last_span)].key_low & mask))
+                soon = entries.slots[np.int64(spans[min(row + _SOON, last_span)].key_low & mask)]
+                prefetch(rows, np.int64(max(soon - 1, 0)))
+                if span.null_key:
+                    continue
+                slot = _slot(entries, span.key_low, span.key_high)
+                newest = np.int64(entries.slots[slot]) - 1
+            if newest < 0 or rows[newest].first_offset < floor:
+                n, held = state[ENTRIES], state[KEY_BYTES]
+                size, key = np.int64(0), np.int64(0)
+                if newest < 0 and not span.null_key:
+                    size, key = _key(run, body.in_scratch, span)
+                has_slot = apart or newest >= 0 or 2 * (n - state[GROUP]) < entries.slots.shape[0]
+                if n == rows.shape[0] or held + size > entries.keys.shape[0] or not has_slot:
+                    return row
+                entry = rows[n]
+                entry.low, entry.high, entry.digest = span.key_low, span.key_high, np.int64(0)
+                entry.first_offset, entry.first_timestamp_ms = offset, time
+                entry.versions, entry.bytes = 0, 0
+                entry.keyless = span.null_key
+                entry.key_at, entry.key_size = held, size
+                if newest >= 0:
+                    entry.key_at, entry.key_size = rows[newest].key_at, rows[newest].key_size
+                elif size > 0 and body.in_scratch:
+                    copy_bytes(entries.keys, held, run.scratch, key, size)
+                elif size > 0:
+                    copy_bytes(entries.keys, held, run.raw, key, size)
+                if apart:
+                    low, high = _digest(run, body.in_scratch, span, k0, k1)
+                    entry.digest = np.int64(low)
+                    if span.null_key:
+                        entry.low, entry.high = low, high
+                else:
+                    entries.slots[slot] = n + 1
+                state[ENTRIES], state[KEY_BYTES] = n + 1, held + size
+                newest = n
+            entry = rows[newest]
+            entry.offset, entry.timestamp_ms = offset, time
+            entry.tombstone = span.null_value
+            entry.size_bytes = span.end - span.rest
+            entry.bytes += span.end - span.rest
+            entry.versions += 1
+    return DONE
+
+
+@inline
+def _digest(run: Run, in_scratch: bool, span: Any, k0: np.uint64, k1: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Hash a record's bytes from the key on: key, value and headers, each with its length."""
+    if in_scratch:
+        return siphash128(run.scratch, span.rest, span.end, k0, k1)
+    return siphash128(run.raw, span.rest, span.end, k0, k1)
+
+
+@inline
+def _key(run: Run, in_scratch: bool, span: Any) -> tuple[np.int64, np.int64]:
+    """Return the size of a record's key, and its first byte."""
+    if in_scratch:
+        size, at = read_varint(run.scratch, span.rest, span.end)
+    else:
+        size, at = read_varint(run.raw, span.rest, span.end)
+    return np.int64(size), np.int64(at)
+
+
+@kernel
+def copy_keys(rows: np.ndarray, keys: np.ndarray, ends: np.ndarray, out: np.ndarray) -> None:
+    """Copy the keys of rows: ENTRY[n], one after the other. ends: int32[n + 1], where each begins; out: uint8[]."""
+    for i in range(rows.shape[0]):
+        copy_bytes(out, np.int64(ends[i]), keys, rows[i].key_at, np.int64(rows[i].key_size))
