@@ -232,7 +232,7 @@ def test_an_export_does_not_begin_beside_a_link_to_nothing(tmp_path: Path) -> No
     output = ExportFolder(open_root(str(tmp_path / "out")), {"format": "delta"})
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / f"{MARK}.part").symlink_to(tmp_path / "nothing")
-    for begin in (lambda: output.begin(["t"]), output.go_on):
+    for begin in (lambda: output.begin(["t"]), output.resume):
         with raises_kind(NOT_EMPTY, match="a symbolic link"):
             begin()
     assert not (tmp_path / "nothing").exists()
