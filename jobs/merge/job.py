@@ -20,6 +20,7 @@ from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
 from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.archive.places import Place, check_apart, check_outside, lies_in
 from lastkey.jobs.command.config import Config
+from lastkey.jobs.command.new_log_directory import CreatedFiles, new_log_directory
 from lastkey.jobs.command.options import MergeOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
@@ -27,7 +28,6 @@ from lastkey.jobs.command.reporting import with_io_counts
 from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.errors import LOG_DIRECTORY_IN_USE, MissingPathError, UsageError
 from lastkey.jobs.merge.report import MergeReport
-from lastkey.jobs.new_log_directory import CreatedFiles, new_log_directory
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 from lastkey.jobs.archive.listing import Archive, list_archive
 from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_same
+from lastkey.jobs.command.new_log_directory import abbreviate_paths
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.reporting import moment
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.errors import MISSING_FILE, MISSING_SIDE_FILE, NO_GENERATION, UsageError
-from lastkey.jobs.new_log_directory import abbreviate_paths
 from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import list_each, list_generations, readable_at
 from lastkey.jobs.store.rows import Checkpoint, Commit

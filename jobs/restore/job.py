@@ -22,13 +22,13 @@ from typing import Literal
 from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.config import Config
+from lastkey.jobs.command.new_log_directory import CreatedFiles, new_log_directory
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted, size, with_io_counts
 from lastkey.jobs.command.stopping import await_result
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.errors import BAD_LOG_START, OTHER_FORMAT, ConflictError
-from lastkey.jobs.new_log_directory import CreatedFiles, new_log_directory
 from lastkey.jobs.restore.choose_generations import (
     before_resets,
     check_files,

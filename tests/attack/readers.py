@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
+from lastkey.jobs.command.new_log_directory import CreatedFiles
 from lastkey.jobs.command.options import ConvertOptions, ReindexOptions, VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import InspectOptions, LookupOptions, ReportOptions
@@ -29,7 +30,6 @@ from lastkey.jobs.data_source.stream import StreamReader
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.inspect_log import run as inspect
 from lastkey.jobs.lookup.job import run as lookup
-from lastkey.jobs.new_log_directory import CreatedFiles
 from lastkey.jobs.reindex.job import run as reindex
 from lastkey.jobs.report.job import profile_archive
 from lastkey.jobs.report.job import run as write_report

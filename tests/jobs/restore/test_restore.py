@@ -9,6 +9,7 @@ import pytest
 from lastkey.jobs import rollback
 from lastkey.jobs.command import failures
 from lastkey.jobs.command.cli import main
+from lastkey.jobs.command.new_log_directory import CreatedFiles
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.store_options import RestoreOptions, RollbackOptions
 from lastkey.jobs.errors import (
@@ -25,7 +26,6 @@ from lastkey.jobs.errors import (
     MissingPathError,
     UsageError,
 )
-from lastkey.jobs.new_log_directory import CreatedFiles
 from lastkey.jobs.restore import copy_files
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.topics import TopicFilter
