@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from lastkey.udfs.decode.avro import avro_json, avro_schema, decode_avro
 from lastkey.udfs.decode.decoders import DECODERS, Errors, decode, decoder, fail_at_first, find_problems
-from lastkey.udfs.decode.partitioner import murmur2, partition_of
+from lastkey.udfs.decode.partitioner import default_partitions, murmur2
 
 _udf: Any = arrow_udf  # typed Any: its stubs want a function type, its code prefers type hints
 _PREFIX: Final = "kafka_"
@@ -143,7 +143,7 @@ def kafka_avro_problem(values: pa.Array, schemas: pa.Array) -> pa.Array:
 
 def kafka_partition(keys: pa.Array, n_partitions: pa.Array) -> pa.Array:
     """Return the partitions of keys. A function of its own, because Spark reads its type hints."""
-    return partition_of(keys, n_partitions)
+    return default_partitions(keys, n_partitions)
 
 
 def kafka_murmur2(keys: pa.Array) -> pa.Array:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from lastkey.jobs.audit.audit import Audit
 from lastkey.jobs.audit.records import Gathered, ReadRange
-from lastkey.jobs.store.audits import commit_results, results_folder, results_of
+from lastkey.jobs.store.audits import commit_results, result_files, results_folder
 from lastkey.jobs.store.commit_file import DataFile
 from lastkey.jobs.store.paths import AUDIT_ENTRIES, table_folder
 from lastkey.udfs.audit.answers import (
@@ -44,7 +44,7 @@ class ReadSource:
     names: Mapping[str, str] | None = None
 
 
-def parts_of(found: Gathered, sides: Sequence[ReadSource], spread: Collection[str] = ()) -> dict[Unit, list[Part]]:
+def parts_by_unit(found: Gathered, sides: Sequence[ReadSource], spread: Collection[str] = ()) -> dict[Unit, list[Part]]:
     """Return what the sources show of each unit. spread: topics that are compared as a whole."""
     out: dict[Unit, list[Part]] = {}
     for part in found.parts:
@@ -107,7 +107,7 @@ def ask(audit: Audit, request: Request) -> Answers:
 def _earlier(audit: Audit, request: Request) -> dict[str, Fingerprints]:
     """Return the files of the last answer, below the store; none if one of them was lost."""
     root, table = audit.state.root.uri, table_folder(request.table)
-    paths = [f"{table}/{path}" for path in results_of(audit.state, request.table, request.source)]
+    paths = [f"{table}/{path}" for path in result_files(audit.state, request.table, request.source)]
     found = {path: units for path in paths if (units := fingerprints_in(root, path)) is not None}
     return found if len(found) == len(paths) else {}
 

@@ -34,7 +34,7 @@ class Positions:
     notes: Sequence[str] = ()
 
 
-def coordinators_of(source: AuditSource, elsewhere: str | None) -> AuditedLogs:
+def list_coordinators(source: AuditSource, elsewhere: str | None) -> AuditedLogs:
     """List the coordinators' topics of a source, or of the archive at `elsewhere`. Raise MissingPathError if neither
     has them.
     """
@@ -71,7 +71,7 @@ def committed_offsets(found: Committed, groups: Collection[str]) -> tuple[dict[K
     return offsets, ranges
 
 
-def positions_of(
+def committed_positions(
     found: Committed, groups: Collection[str], n_partitions: Mapping[str, int], ends: Mapping[tuple[str, int], int]
 ) -> Positions:
     """Return the positions of these groups, of all if none is named, in the topics that they read.

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from lastkey.jobs.audit.answers import ReadSource, Request, ask, commit, parts_of
+from lastkey.jobs.audit.answers import ReadSource, Request, ask, commit, parts_by_unit
 from lastkey.jobs.audit.audit import MOST, Audit, run_audit
-from lastkey.jobs.audit.coordinators import committed_in, committed_offsets, coordinators_of, positions_of
+from lastkey.jobs.audit.coordinators import committed_in, committed_offsets, committed_positions, list_coordinators
 from lastkey.jobs.audit.delivery_table import read_deliveries
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
@@ -62,7 +62,7 @@ def run(options: AuditDeliveryOptions, progress: Progress) -> AuditReport:
     if options.deliveries is not None and options.offsets_archive is not None:
         raise UsageError(message="--deliveries contradicts --offsets-archive: give only one of them")
     if options.deliveries is None:  # before Spark starts: the coordinators' topics may be missing
-        coordinators = coordinators_of(options.source, options.offsets_archive)
+        coordinators = list_coordinators(options.source, options.offsets_archive)
         return _run_by_commits(options, coordinators, progress)
     tables = (as_hadoop_names_it(normal_uri(options.deliveries)),)
     return run_audit("delivery", options, [options.source], partial(_ask, options, None), progress, tables=tables)
@@ -90,7 +90,7 @@ def _ask(options: AuditDeliveryOptions, committed: Committed | None, audit: Audi
     (name,) = audit.report.sources
     audit.report.details["unknown_groups"] = {}
     folder = f"{table_folder(AUDIT_DELIVERIES)}/told-{uuid.uuid4().hex}"
-    parts = parts_of(audit.found, [ReadSource(name)])
+    parts = parts_by_unit(audit.found, [ReadSource(name)])
     told: tuple[str, ...] = ()
     positions: Mapping[Key, Sequence[Position]]
     try:
@@ -133,7 +133,7 @@ def _from_commits(options: AuditDeliveryOptions, found: Committed, audit: Audit)
     for part in audit.found.parts:
         place = part.read.topic, part.read.partition
         ends[place] = max(ends.get(place, 0), part.end_offset)
-    positions = positions_of(found, options.groups, counts, ends)
+    positions = committed_positions(found, options.groups, counts, ends)
     audit.report.other_problems += [*found.problems, *found.unreadable(options.groups, counts)]
     audit.report.notes += [*found.notes, *positions.notes]
     for group, why in sorted(positions.unknown.items()):  # who asked for a group by name gets no answer

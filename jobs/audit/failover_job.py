@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from lastkey.jobs.audit.audit import Audit
-from lastkey.jobs.audit.coordinators import committed_in, coordinators_of
+from lastkey.jobs.audit.coordinators import committed_in, list_coordinators
 from lastkey.jobs.audit.go_on import GoOn, go_on
-from lastkey.jobs.audit.offset_files import plan_of, read_offsets
+from lastkey.jobs.audit.offset_files import encode_offsets, read_offsets
 from lastkey.jobs.audit.pairs import Pair, run_pair
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
@@ -36,7 +36,7 @@ def run(options: AuditFailoverOptions, progress: Progress) -> AuditReport:
     archives = [options.a.archive, options.b.archive, options.offsets_archive]
     stores = [options.a.store, options.b.store, options.audits]
     # before Spark starts: it may be missing
-    coordinators = None if given is not None else coordinators_of(options.a, options.offsets_archive)
+    coordinators = None if given is not None else list_coordinators(options.a, options.offsets_archive)
     plan = None if options.output is None else checked_output(options.output, archives, stores, kind=PLAN)
     return run_pair("failover", options, partial(_ask, options, given, coordinators, plan), progress)
 
@@ -61,7 +61,7 @@ def _ask(
     _fill(audit.report, options, pair, answers, lost)
     _compare_checkpoints(audit, options, pair, answers)
     if plan is not None:
-        write_page(plan, plan_of(answers, pair.in_b), PLAN)
+        write_page(plan, encode_offsets(answers, pair.in_b), PLAN)
 
 
 def _compare_checkpoints(audit: Audit, options: AuditFailoverOptions, pair: Pair, answers: Sequence[GoOn]) -> None:

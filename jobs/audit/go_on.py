@@ -15,9 +15,9 @@ from typing import Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from lastkey.jobs.audit.answers import Request, ask, commit, parts_of
+from lastkey.jobs.audit.answers import Request, ask, commit, parts_by_unit
 from lastkey.jobs.audit.audit import MOST, Audit
-from lastkey.jobs.audit.pairs import Pair, first_unread, sides_of, unread
+from lastkey.jobs.audit.pairs import Pair, first_unread, list_sides, unread
 from lastkey.jobs.command.audit_options import AuditFailoverOptions
 from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.spark.workers import Runner
@@ -86,7 +86,7 @@ class GoOn:
         }  # fmt: skip
 
     @classmethod
-    def of_row(cls, row: Mapping[str, Any], known: KnownLogs) -> GoOn:
+    def from_row(cls, row: Mapping[str, Any], known: KnownLogs) -> GoOn:
         """Return the answer of a row of PAIRS."""
         columns = {f.name: row[f.name] for f in fields(cls) if f.name in row}
         records = {"a_records": row["a_versions"], "b_records": row["b_versions"]}
@@ -115,7 +115,7 @@ def go_on(
     in_a, in_b = unread(pair, audit.found)
     known = KnownLogs(committed, in_a, first_unread(pair, audit.found, in_b))
     topics = {topic for topic, _ in committed} or pair.topics
-    parts = {unit: of for unit, of in parts_of(audit.found, sides_of(pair)).items() if unit[0] in topics}
+    parts = {unit: of for unit, of in parts_by_unit(audit.found, list_sides(pair)).items() if unit[0] in topics}
     extra = {
         unit: [committed.get(unit), unit in in_a, known.b_unread.get(unit), options.ignore_timestamps]
         for unit in sorted({*parts, *committed})
@@ -140,7 +140,7 @@ def go_on(
     asked = {unit: answers.fingerprints[unit] for unit in answers.asked}
     more = [write_rows(audit.state.root.uri, answers.folder, rows, asked, None)] if asked else []
     commit(audit, request, answers, more)
-    kept = [GoOn.of_row(row, known) for one in answers.kept for row in one.summary.answers]
+    kept = [GoOn.from_row(row, known) for one in answers.kept for row in one.summary.answers]
     lost = pa.Table.from_pylist([row | {"kind": LOST} for one in answers.summaries for row in one.lost], PAIRS)
     return sorted([*fresh, *kept], key=lambda one: one.key), first_lost(lost, MOST)
 

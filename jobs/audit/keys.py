@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lastkey.jobs.audit.answers import ReadSource, Request, ask, commit, parts_of
+from lastkey.jobs.audit.answers import ReadSource, Request, ask, commit, parts_by_unit
 from lastkey.jobs.audit.audit import MOST, Audit, run_audit
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
@@ -44,7 +44,7 @@ def run(options: AuditKeysOptions, progress: Progress) -> AuditReport:
 def _ask(options: AuditKeysOptions, audit: Audit) -> None:
     (name,) = audit.report.sources
     counts = {topic: n for (_, topic), n in audit.found.n_partitions.items()}
-    parts = parts_of(audit.found, [ReadSource(name)])
+    parts = parts_by_unit(audit.found, [ReadSource(name)])
     reads = defaultdict[str, list[tuple[int, int, int]]](list)
     for (topic, _), of in sorted(parts.items()):
         reads[topic] += sorted((part.read.read_id, part.start_offset, part.end_offset) for _, part in of)

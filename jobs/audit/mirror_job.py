@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from lastkey.jobs.audit.answers import Request, ask, commit, parts_of
+from lastkey.jobs.audit.answers import Request, ask, commit, parts_by_unit
 from lastkey.jobs.audit.audit import MOST, Audit
-from lastkey.jobs.audit.pairs import Pair, run_pair, sides_of, spread, unread
+from lastkey.jobs.audit.pairs import Pair, list_sides, run_pair, spread, unread
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.command.audit_options import AuditMirrorOptions
@@ -55,7 +55,7 @@ def run(options: AuditMirrorOptions, progress: Progress) -> AuditReport:
 def _ask(options: AuditMirrorOptions, audit: Audit, pair: Pair) -> None:
     apart = spread(pair, audit.found.n_partitions)
     in_a, in_b = (_placed(keys, apart) for keys in unread(pair, audit.found))
-    parts = parts_of(audit.found, sides_of(pair), apart)
+    parts = parts_by_unit(audit.found, list_sides(pair), apart)
     asked = [options.ignore_timestamps, options.every_version, options.hide_keys]
 
     def question(sides: Sides) -> MirrorQuestion:

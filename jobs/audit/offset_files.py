@@ -46,7 +46,7 @@ def read_offsets(file: str, group: str) -> dict[Key, int]:
     return found
 
 
-def plan_of(answers: Sequence[GoOn], in_b: Mapping[str, str]) -> bytes:
+def encode_offsets(answers: Sequence[GoOn], in_b: Mapping[str, str]) -> bytes:
     """Return the file that sets a group's offsets in B."""
     out = io.StringIO()
     rows = ((in_b[one.topic], one.partition, one.offset) for one in answers if one.offset is not None)

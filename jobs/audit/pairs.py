@@ -53,7 +53,7 @@ def run_pair(
     return run_audit(kind, options, sides, lambda audit: ask(audit, pair), progress, listed)
 
 
-def sides_of(pair: Pair) -> list[ReadSource]:
+def list_sides(pair: Pair) -> list[ReadSource]:
     """Return both sides under A's names."""
     return [ReadSource(pair.a, {topic: topic for topic in pair.topics}), ReadSource(pair.b, pair.names)]
 

@@ -171,7 +171,7 @@ def _plan(plan: _ReadPlan, found: Gathered, source: AuditedLogs, asked: ReadSett
             if not follows:
                 plan.new.append(_NewStretches(n_partitions, numbers[topic, partition], cuts))
             read_id = secrets.randbits(62)
-            read = _read_of(read_id, piece, listed, end, n_partitions, asked)
+            read = _new_read(read_id, piece, listed, end, n_partitions, asked)
             plan.new[-1].stretches.append((read_id, piece))
             plan.known[piece.root, piece.path].append(read)  # another source that has it need not read it
             plan.unread.add(read_id)
@@ -258,7 +258,7 @@ def _is_alike(read: AuditRead, asked: ReadSettings, cuts: Cuts, n_partitions: in
     return same and has_digests and (not read.keys_hidden or read.n_partitions == n_partitions)
 
 
-def _read_of(
+def _new_read(
     read_id: int, piece: Piece, listed: Segment, end_offset: int, n_partitions: int, asked: ReadSettings
 ) -> AuditRead:
     """Return the row of a stretch before it is read."""

@@ -164,20 +164,20 @@ def check_files(state: State, files: Collection[str]) -> None:
 
 def results_folder(source: str) -> str:
     """Return a new folder for the results of an audit of a source, below a table's."""
-    return f"{_of_source(source)}/{uuid.uuid4().hex}"
+    return f"{_source_folder(source)}/{uuid.uuid4().hex}"
 
 
-def _of_source(source: str) -> str:
+def _source_folder(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
-def results_of(state: State, name: str, source: str) -> list[str]:
+def result_files(state: State, name: str, source: str) -> list[str]:
     """Return the files of the last audit of `source` in a table of results."""
-    return _files_of(state.head(name), source)
+    return _source_files(state.head(name), source)
 
 
-def _files_of(version: Version, source: str) -> list[str]:
-    return [path for path in version.files() if path.startswith(f"{_of_source(source)}/")]
+def _source_files(version: Version, source: str) -> list[str]:
+    return [path for path in version.files() if path.startswith(f"{_source_folder(source)}/")]
 
 
 def commit_results(
@@ -188,7 +188,7 @@ def commit_results(
     """
 
     def plan(version: Version) -> Change:
-        old = _files_of(version, source)
+        old = _source_files(version, source)
         if not {*kept} <= {*old}:
             raise ConflictError(
                 path=f"{state.root.uri}/{table_folder(name)}",

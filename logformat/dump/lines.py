@@ -32,7 +32,7 @@ from lastkey.logformat.layout import (
 )
 from lastkey.logformat.messages.integers import MessageError
 from lastkey.logformat.messages.reader import reader
-from lastkey.logformat.messages.table import versions_of
+from lastkey.logformat.messages.table import known_versions
 from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds
 from lastkey.logformat.primitives.java_text import decode_text, rewritten
 from lastkey.logformat.primitives.text_kernels import escape_json
@@ -53,7 +53,7 @@ def control_record_text(control_type: int, value: bytes | None) -> str | None:
         return None
     head, name = _SHOWN[control_type]
     (version,) = _VERSION.unpack_from(value)
-    if version not in versions_of(name):
+    if version not in known_versions(name):
         return None
     try:
         text, _ = reader(name, version)(value, 0)

@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 from lastkey.logformat.messages.integers import MessageError, varint
 from lastkey.logformat.messages.mirror_records import MIRROR_RECORDS, MirrorRecord, key_text, value_text
 from lastkey.logformat.messages.reader import reader
-from lastkey.logformat.messages.table import messages, versions_of
+from lastkey.logformat.messages.table import known_versions, messages
 
 _SEGMENT, _UPDATE, _DELETE, _SNAPSHOT = range(4)
 REMOTE_RECORDS: Final = {
@@ -274,7 +274,7 @@ def _value(data: bytes | None, record_type: int, record: str) -> DecodedText:
     if len(data) < _TYPE.size:
         return DecodedText(problem=_error("Could not read version from value's buffer."))
     (version,) = _TYPE.unpack_from(data)
-    if version not in versions_of(name):
+    if version not in known_versions(name):
         return DecodedText(problem=_error(f"Found an unknown record version {version} for {record_type} type"))
     is_consumers = name == "GroupMetadataValue" and _protocol_type(data, version) == _CONSUMER_PROTOCOL
     try:

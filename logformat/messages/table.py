@@ -60,7 +60,7 @@ def messages() -> dict[str, Message]:
     return by_name
 
 
-def versions_of(name: str) -> Versions:
+def known_versions(name: str) -> Versions:
     """Return the known versions of a message."""
     return messages()[name].versions
 

@@ -10,7 +10,7 @@ from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds
 from lastkey.logformat.primitives.siphash_kernels import hash_values
 
 
-def hashes_of(values: Any, secret: tuple[int, int]) -> np.ndarray:
+def keyed_hashes(values: Any, secret: tuple[int, int]) -> np.ndarray:
     """Return the SipHash of each value of a pa.Array of bytes, u8[n, 2]; of a null nothing that means anything."""
     out = np.empty((len(values), 2), np.uint64)
     data, at = bytes_and_bounds(values)

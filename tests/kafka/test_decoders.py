@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lastkey.udfs.decode.decoders import decode
-from lastkey.udfs.decode.partitioner import murmur2, partition_of
+from lastkey.udfs.decode.partitioner import default_partitions, murmur2
 from tests.kafka_lab import Broker, create_topics
 from tests.kafka_lab.jvm import lab
 
@@ -33,7 +33,7 @@ def test_partitioner_as_the_producers(partitions):
     keys = random_keys()
     theirs = lab().call("partition_for_keys", keys=[base64_of(key) for key in keys], partitions=partitions)
     assert murmur2(pa.array(keys)).to_pylist() == theirs["hashes"]
-    assert partition_of(pa.array(keys), partitions).to_pylist() == theirs["partitions"]
+    assert default_partitions(pa.array(keys), partitions).to_pylist() == theirs["partitions"]
 
 
 def test_partitions_that_a_producer_chose(tmp_path):
@@ -43,7 +43,7 @@ def test_partitions_that_a_producer_chose(tmp_path):
         sent = lab().call(
             "send_keys", bootstrap=broker.bootstrap, topic="twelve", keys=[base64_of(key) for key in keys]
         )
-    assert partition_of(pa.array(keys), 12).to_pylist() == sent
+    assert default_partitions(pa.array(keys), 12).to_pylist() == sent
     assert set(sent) == set(range(12))
 
 

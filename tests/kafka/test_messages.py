@@ -15,7 +15,7 @@ from lastkey.logformat.dump.files import DumpOptions, dump
 from lastkey.logformat.dump.log import LogOptions
 from lastkey.logformat.messages.coordinator_records import GROUP_RECORDS, decode_records
 from lastkey.logformat.messages.reader import reader
-from lastkey.logformat.messages.table import messages, versions_of
+from lastkey.logformat.messages.table import known_versions, messages
 from tests.builders.trees import files_in
 from tests.kafka_lab import Broker, dump_log_segments, make_logs
 from tests.kafka_lab.jars import NEW, lab_jars
@@ -108,7 +108,7 @@ def made(classes, name: str, version: int, count: int, seed: int):
 def test_random_messages_of_every_version(classes):
     n = 0
     for name in classes:
-        for version in range(versions_of(name).low, versions_of(name).high + 1):
+        for version in range(known_versions(name).low, known_versions(name).high + 1):
             for data, text in made(classes, name, version, 25, version + 1):
                 assert reader(name, version)(b"??" + data, 2) == (text, 2 + len(data)), (name, version)
                 n += 1
@@ -130,7 +130,7 @@ def random_records(classes, decoder: str):
         value_name = name + ("Record" if is_framed else "Value")
         if value_name not in classes:
             continue
-        for version in range(versions_of(value_name).low, versions_of(value_name).high + 1):
+        for version in range(known_versions(value_name).low, known_versions(value_name).high + 1):
             values = [data for data, _ in made(classes, value_name, version, 12, version + 7)]
             if is_framed:
                 rows += [(None, b"\1" + varint(record_type) + varint(version) + data) for data in values]

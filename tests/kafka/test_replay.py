@@ -24,7 +24,7 @@ from lastkey.jobs.command.read_options import ReplayOptions
 from lastkey.jobs.errors import NO_CLUSTER, UsageError
 from lastkey.jobs.replay import ReplayReport
 from lastkey.logformat.writing.segment_writer import SegmentWriter
-from lastkey.udfs.decode.partitioner import partition_of
+from lastkey.udfs.decode.partitioner import default_partitions
 from tests.builders.damage import flip
 from tests.builders.errors import raises_kind
 from tests.builders.logs import Row, arrow_records, write_partition
@@ -230,7 +230,9 @@ def test_keys_choose_the_partition_if_asked(broker, tmp_path):
     for n in range(4):
         keys = [key for _, key, _, _ in consumed(broker, f"spread-{n}")]
         assert keys == [r[1] for r in archived(archive / "spread-0") if r[1] in keys]
-        assert set(partition_of(pa.array(keys, pa.binary()), pa.array([4] * len(keys), pa.int32())).to_pylist()) <= {n}
+        assert set(
+            default_partitions(pa.array(keys, pa.binary()), pa.array([4] * len(keys), pa.int32())).to_pylist()
+        ) <= {n}
 
 
 def test_what_is_refused_before_anything_is_written(broker, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from lastkey.logformat.primitives.siphash import hashes_of
+from lastkey.logformat.primitives.siphash import keyed_hashes
 from lastkey.udfs.audit.entries import Secret, bins
 from lastkey.udfs.audit.runs import (
     Bools,
@@ -36,9 +36,9 @@ from lastkey.udfs.audit.runs import (
     Ints,
     VersionRows,
     by_key,
-    first_of,
+    first_valid,
     grouped,
-    last_of,
+    last_valid,
     load_file,
     mixed,
     sums,
@@ -129,7 +129,7 @@ class DeliveryQuestion:
 
     def _rows(self, keys: _Keys, number: int, position: Position, told: Ints | None) -> pa.Table:
         """Return the rows of a group and a unit. `told`: offset by key, _NONE: nothing."""
-        first, stop = keys.of_unit(number)
+        first, stop = keys.unit_range(number)
         begin = int(keys.groups.starts[first])
         rows = slice(begin, int(keys.groups.ends[stop - 1]))
         groups = Groups(keys.groups.order[rows], keys.groups.starts[first:stop] - begin)
@@ -139,10 +139,10 @@ class DeliveryQuestion:
         else:
             told = told[first:stop]
             delivered = offset <= told[groups.of]
-        done, last = last_of(groups, delivered), groups.ends - 1
+        done, last = last_valid(groups, delivered), groups.ends - 1
         done_at = np.where(done < 0, -1, offset[done])
         is_behind = ~delivered & (offset > done_at[groups.of])
-        oldest, lag = first_of(groups, is_behind), sums(groups, np.where(is_behind, keys.versions_of[rows], 0))
+        oldest, lag = first_valid(groups, is_behind), sums(groups, np.where(is_behind, keys.versions_of[rows], 0))
         lags, unit = lag > 0, self.units[number]
         first_ms, oldest_ms = first_time[groups.starts], np.where(oldest < 0, _NONE, first_time[oldest])
         done_ms = np.where(done < 0, _NONE, time[done])
@@ -248,14 +248,14 @@ class _Keys:
         self.places = offset, time, first_offset, first_time
         self._keys: Any = None
 
-    def of_unit(self, number: int) -> tuple[int, int]:
+    def unit_range(self, number: int) -> tuple[int, int]:
         """Return the first group of a unit, and where they end."""
         first, stop = np.searchsorted(self.unit, (number, number + 1)).tolist()
         return first, stop
 
     def count(self, number: int) -> int:
         """Return the number of keys of a unit."""
-        first, stop = self.of_unit(number)
+        first, stop = self.unit_range(number)
         return stop - first
 
     def key(self, first: int, stop: int) -> Any:
@@ -281,7 +281,7 @@ def write_told(
     if not parts:
         return
     rows = pa.Table.from_batches(parts).combine_chunks()
-    hashes = hashes_of(rows["key"].combine_chunks(), secret).view(np.int64)
+    hashes = keyed_hashes(rows["key"].combine_chunks(), secret).view(np.int64)
     rows = rows.drop_columns("key")
     rows = rows.append_column("high", pa.array(hashes[:, 1])).append_column("low", pa.array(hashes[:, 0]))
     order, root = np.argsort(bins(hashes[:, 1]), kind="stable"), open_root(root_uri)
@@ -324,8 +324,8 @@ class _Told:
         n = int(chosen.sum())
         columns = [np.concatenate([b[chosen], a]) for a, b in zip(self._ours, self._theirs, strict=True)]
         found = grouped(mixed(columns[2], columns[0], columns[1]), *columns)
-        first = first_of(found, found.order < n)
-        has_key = last_of(found, found.order >= n) >= 0
+        first = first_valid(found, found.order < n)
+        has_key = last_valid(found, found.order >= n) >= 0
         self.without += int((~has_key).sum())
         told = np.append(self._offsets[chosen], _NONE)
         offsets = told[np.where(first < 0, n, found.order[first])]

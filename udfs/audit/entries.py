@@ -34,14 +34,14 @@ from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import TIMESTAMP_TYPE_MASK
-from lastkey.logformat.primitives.siphash import hashes_of
+from lastkey.logformat.primitives.siphash import keyed_hashes
 from lastkey.logformat.schemas import PROBLEM
 from lastkey.logformat.storage.io_counts import WRITTEN, spend
 from lastkey.udfs.audit import entry_kernels as kernels
 from lastkey.udfs.audit.entry_kernels import ENTRY, FIRST, GROUP, KEY_BYTES, LAST, N_STATE, NEWEST_MS, Entries
 from lastkey.udfs.data_source.pieces import Piece, ReadSpec, Wanted, logs_behind
 from lastkey.udfs.data_source.records import read_records
-from lastkey.udfs.decode.partitioner import partition_of
+from lastkey.udfs.decode.partitioner import default_partitions
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import ListedLog
 from lastkey.udfs.storage import Root, cached_root, flush, log_file, make_folder, native_output, open_root
@@ -275,7 +275,7 @@ class _Collector:
         arrays |= {"key": keys, "expected": pa.nulls(n)}
         if self._task.hide_keys:
             counts = np.array([group.n_partitions for group in groups], np.int32)[of]
-            arrays["expected"] = partition_of(keys, pa.array(counts))
+            arrays["expected"] = default_partitions(keys, pa.array(counts))
             arrays["key"] = as_bytes(np.column_stack([rows["low"], rows["high"]]), keys)
         return pa.table([arrays[c.name].cast(c.type) for c in ENTRIES], schema=ENTRIES)
 
@@ -288,7 +288,7 @@ def _larger(array: NDArray[Any], used: int, n: int) -> NDArray[Any]:
 
 def hashed_keys(keys: Any, secret: Secret) -> Any:
     """Return 16 bytes of a keyed hash of each key (pa.BinaryArray); null stays null."""
-    return as_bytes(hashes_of(keys, secret), keys)
+    return as_bytes(keyed_hashes(keys, secret), keys)
 
 
 def as_bytes(hashes: NDArray[np.uint64], keys: Any) -> Any:

@@ -226,7 +226,7 @@ def first_new(root: str, paths: Sequence[str], suspect: Suspect) -> int | None:
     """Return the offset of the first record of B in a partition that A never had; None: all unmatched records are
     passed over.
     """
-    rows = pa.concat_tables([_STATES.empty_table(), *(_of_unit(root, path, suspect.unit) for path in paths)])
+    rows = pa.concat_tables([_STATES.empty_table(), *(_unit_states(root, path, suspect.unit) for path in paths)])
     a, b, certain, has_newer = (np.asarray(rows[n]) for n in ("a_offset", "b_offset", "certain", "has_newer"))
     of_a = np.sort(a[a >= 0])
     unmatched, copies = np.asarray(rows["b_state"]) == UNMATCHED, (b >= 0) & (a >= 0) & certain
@@ -255,7 +255,7 @@ def first_new(root: str, paths: Sequence[str], suspect: Suspect) -> int | None:
     return int(new.min()) if len(new) else None
 
 
-def _of_unit(root: str, path: str, unit: int) -> pa.Table:
+def _unit_states(root: str, path: str, unit: int) -> pa.Table:
     """Return the states of a unit."""
     with open_file(open_root(root), path) as file:
         parquet = pq.ParquetFile(file)
@@ -279,7 +279,7 @@ class Continuations:
 
 def first_at(asked: Continuations, path: str) -> Ints:
     """Return int64[units]: the first offset of B in a file of states with a timestamp of at least from_ms."""
-    unit, offset, time, _ = _of_b(asked, path)
+    unit, offset, time, _ = _b_states(asked, path)
     least = np.array([_LARGEST if ms is None else ms for ms in asked.from_ms], np.int64)
     wanted = np.array([ms is not None for ms in asked.from_ms], np.bool_)
     out = np.full(len(asked.from_ms), _LARGEST)
@@ -290,7 +290,7 @@ def first_at(asked: Continuations, path: str) -> Ints:
 
 def behind(asked: Continuations, path: str) -> tuple[dict[str, Ints], Ints, Ints]:
     """Return READ of each unit, int64[units], and the earliest and latest time of what is read again."""
-    unit, offset, time, state = _of_b(asked, path)
+    unit, offset, time, state = _b_states(asked, path)
     go_on = np.array(asked.go_on, np.int64)
     there = go_on[unit] >= 0
     read = there & (offset >= go_on[unit])
@@ -303,7 +303,7 @@ def behind(asked: Continuations, path: str) -> tuple[dict[str, Ints], Ints, Ints
     return counts, earliest, latest
 
 
-def _of_b(asked: Continuations, path: str) -> tuple[NDArray[np.int32], Ints, Ints, NDArray[np.int8]]:
+def _b_states(asked: Continuations, path: str) -> tuple[NDArray[np.int32], Ints, Ints, NDArray[np.int8]]:
     """Return unit, offset, time and state of B's records in a file of states."""
     with open_file(open_root(asked.root), path) as file:
         rows = pq.read_table(file, columns=["unit", "b_offset", "b_ms", "b_state"], use_threads=False)

@@ -25,9 +25,9 @@ import pyarrow.compute as pc
 from lastkey.logformat.messages.coordinator_records import GROUP_RECORDS, SHARE_RECORDS
 from lastkey.logformat.messages.integers import MessageError
 from lastkey.logformat.messages.reader import reader
-from lastkey.logformat.messages.table import versions_of
+from lastkey.logformat.messages.table import known_versions
 from lastkey.udfs.audit.last_records import Kinds, record_types
-from lastkey.udfs.audit.share_state import BATCH, Range, ShareStateRecord, delivered_ranges, start_of
+from lastkey.udfs.audit.share_state import BATCH, Range, ShareStateRecord, delivered_ranges, start_offset
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
 SHARE_STATE: Final = "__share_group_state"
@@ -222,7 +222,7 @@ def _share_partition(
         changes.append(ShareStateRecord(said["startOffset"], np.array(batches, BATCH)))
     if not changes:
         return
-    start = start_of(changes)
+    start = start_offset(changes)
     ranges = tuple(delivered_ranges(changes))
     begins = None if start == NONE else start
     written = said.get("writeTimestamp", NONE)
@@ -242,7 +242,7 @@ def _versioned(name: str, data: bytes) -> dict[str, Any]:
     if len(data) < 2:
         raise MessageError("it is shorter than its version")
     version = int.from_bytes(data[:2], signed=True)
-    known = versions_of(name)
+    known = known_versions(name)
     if version not in known:
         raise MessageError(f"unknown version {version}; known are {known.low} to {known.high}")
     return _message(name, version, data)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastkey.udfs.audit.runs import VersionRows, by_key, grouped, mixed, sums
-from lastkey.udfs.decode.partitioner import partition_of
+from lastkey.udfs.decode.partitioner import default_partitions
 
 AUDIT_KEYS: Final = pa.schema(
     [
@@ -69,7 +69,7 @@ class KeysQuestion:
         partitions = np.empty(len(last), np.int32)
         partitions[of_key.order] = np.diff(np.append(of_key.starts, len(last)))[of_key.of]
         counts = np.array(self.n_partitions, np.int32)[unit]
-        expected = pc.coalesce(expected, partition_of(keys, pa.array(counts))) if len(keys) else expected
+        expected = pc.coalesce(expected, default_partitions(keys, pa.array(counts))) if len(keys) else expected
         columns = {
             "source": pa.repeat(pa.scalar(self.source), len(last)),
             "topic": pa.DictionaryArray.from_arrays(pa.array(topic), pa.array(topics, pa.string())),

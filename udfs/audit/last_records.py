@@ -156,11 +156,11 @@ def record_types(keys: Any) -> NDArray[np.int64]:
     """Return int64[n]: the record type of each key, -1 for a key that is too short, -2 for no key."""
     heads = pc.binary_slice(keys, 0, _TYPE_BYTES)
     encoded = heads.dictionary_encode(null_encoding="encode")
-    distinct = np.array([_type_of(head) for head in encoded.dictionary.to_pylist()], np.int64)
+    distinct = np.array([_control_type(head) for head in encoded.dictionary.to_pylist()], np.int64)
     return distinct[np.asarray(encoded.indices)] if len(keys) else np.empty(0, np.int64)
 
 
-def _type_of(head: bytes | None) -> int:
+def _control_type(head: bytes | None) -> int:
     if head is None:
         return -2
     return int.from_bytes(head, signed=True) if len(head) == _TYPE_BYTES else -1

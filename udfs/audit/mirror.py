@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lastkey.udfs.audit.pairs import PAIR_COLUMNS, PAIRS, Matches, match, pair_rows
-from lastkey.udfs.audit.runs import Bools, Groups, Ints, VersionRows, first_of, sums
+from lastkey.udfs.audit.runs import Bools, Groups, Ints, VersionRows, first_valid, sums
 
 EQUAL, DELETED, UNKNOWN = "equal", "deleted", "unknown"
 LAWFUL: Final = (EQUAL, DELETED)
@@ -84,7 +84,7 @@ class MirrorQuestion:
         """Return rows of what is lawful, and of findings."""
         matches = match(versions, ignore_timestamps=self.ignore_timestamps)
         keyless = matches["keyless"]
-        found = [(self._of_keys(matches, keyless), False)]
+        found = [(self._key_outcomes(matches, keyless), False)]
         if keyless.any():
             found.append((_without_key(matches, keyless), True))
         lawful, findings = [], []
@@ -100,7 +100,7 @@ class MirrorQuestion:
         """Return the counts of each partition and kind, and the first findings."""
         return by_partition(table), first_findings(table, self.most)
 
-    def _of_keys(self, matches: Matches, keyless: Bools) -> _Outcomes:
+    def _key_outcomes(self, matches: Matches, keyless: Bools) -> _Outcomes:
         keys, in_b = matches.keys, matches.in_b
         alone = matches.copy < 0
         counts = tuple(sums(keys, each) for each in (~in_b, in_b, ~in_b & alone, in_b & alone))
@@ -108,7 +108,7 @@ class MirrorQuestion:
         first_a = np.where(no_a, -1, keys.starts)  # in a group those of A come first
         last_a = np.where(no_a, -1, keys.starts + counts[0] - 1)
         last_b = np.where(no_b, -1, keys.ends - 1)
-        turned = first_of(keys, _turned(matches, in_b))
+        turned = first_valid(keys, _turned(matches, in_b))
         digest, time, tombstone = (matches[name] for name in ("digest", "timestamp_ms", "tombstone"))
         same = digest[last_a] == digest[last_b]
         later = np.zeros(len(same), np.bool_)
@@ -135,8 +135,8 @@ class MirrorQuestion:
         a, b = np.where(swapped, turned, last_a), np.where(swapped, matches.copy[turned], last_b)
         if self.every_version:
             missing_one, extra_one = kind == _CODE["missing_version"], kind == _CODE["extra_version"]
-            a = np.select([extra_one, missing_one], [-1, first_of(keys, ~in_b & alone)], a)
-            b = np.select([missing_one, extra_one], [-1, first_of(keys, in_b & alone)], b)
+            a = np.select([extra_one, missing_one], [-1, first_valid(keys, ~in_b & alone)], a)
+            b = np.select([missing_one, extra_one], [-1, first_valid(keys, in_b & alone)], b)
         chosen = np.flatnonzero(~keyless[keys.starts])
         unit = matches.unit[keys.starts]
         return _Outcomes(
@@ -175,7 +175,7 @@ def _without_key(matches: Matches, keyless: Bools) -> _Outcomes:
     n_a, n_b = matches.n_a[at], matches.n_b[at]
     kind = np.select([n_a > n_b, n_a < n_b], [_CODE["missing_record"], _CODE["extra_record"]], _CODE[EQUAL])
     ordered = Groups(equal.order, equal.starts)
-    a, b = (first_of(ordered, side[equal.order]) for side in (~in_b, in_b))
+    a, b = (first_valid(ordered, side[equal.order]) for side in (~in_b, in_b))
     a, b = (np.where(first < 0, -1, equal.order[first]) for first in (a, b))
     chosen = np.flatnonzero(keyless[at])
     counts = n_a, n_b, np.maximum(n_a - n_b, 0), np.maximum(n_b - n_a, 0)

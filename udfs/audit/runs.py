@@ -161,11 +161,11 @@ def _read(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> pa.Tab
             index = _index(sides.root, path)
             with open_file(root, path) as file:
                 parquet = pq.ParquetFile(file, metadata=index.metadata, page_checksum_verification=True)
-                parts.append(_rows_of(parquet, index.groups(bounds), shown, side, bounds, names))
+                parts.append(_shown_rows(parquet, index.groups(bounds), shown, side, bounds, names))
     return pa.concat_tables([pa.schema([*(ENTRIES.field(n) for n in names), *_PLACES]).empty_table(), *parts])
 
 
-def _rows_of(
+def _shown_rows(
     parquet: Any, groups: list[int], shown: Sequence[Shown], side: int, bounds: tuple[int, int], names: Sequence[str]
 ) -> pa.Table:
     """Return the rows of a file's runs in a range that count, in the order of the file."""
@@ -266,12 +266,12 @@ def by_key(versions: VersionRows) -> Groups:
     return Groups(placed[found.order], found.starts)
 
 
-def last_of(found: Groups, valid: Bools) -> Ints:
+def last_valid(found: Groups, valid: Bools) -> Ints:
     """Return int64[groups]: the last row in order of each group that is valid (bool[n], in order); -1: none."""
     return np.maximum.reduceat(np.where(valid, np.arange(len(valid)), -1), found.starts)
 
 
-def first_of(found: Groups, valid: Bools) -> Ints:
+def first_valid(found: Groups, valid: Bools) -> Ints:
     """Return int64[groups]: the first row in order of each group that is valid (bool[n], in order); -1: none."""
     n = len(valid)
     first = np.minimum.reduceat(np.where(valid, np.arange(n), n), found.starts)

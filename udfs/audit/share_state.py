@@ -33,7 +33,7 @@ class ShareStateRecord(NamedTuple):
     batches: NDArray[np.void]  # BATCH[n]
 
 
-def start_of(changes: Sequence[ShareStateRecord]) -> int:
+def start_offset(changes: Sequence[ShareStateRecord]) -> int:
     """Return the start offset after a snapshot and its updates; -1: not known yet."""
     return next((change.start_offset for change in reversed(changes) if change.start_offset != NO_OFFSET), NO_OFFSET)
 

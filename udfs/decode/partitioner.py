@@ -27,7 +27,7 @@ _SERIALIZED: Final = {
 _MAX_PARTITIONS: Final = 2**31 - 1
 
 
-def partition_of(keys: Any, n_partitions: Any) -> Any:
+def default_partitions(keys: Any, n_partitions: Any) -> Any:
     """Return the partition of each key, pa.Int32Array; null without a key or a number of partitions.
 
     keys: pa.Array or pa.ChunkedArray of bytes; of text, as StringSerializer writes it; or of numbers, as
@@ -59,7 +59,10 @@ def partition_of(keys: Any, n_partitions: Any) -> Any:
 
 
 def murmur2(keys: Any) -> Any:
-    """Return Kafka's hash of each key, pa.Int32Array like Java's int; null without a key. keys: as in partition_of."""
+    """Return Kafka's hash of each key, pa.Int32Array like Java's int; null without a key.
+
+    keys: as in default_partitions.
+    """
     keys = whole_array(keys)
     data, at = _key_bytes(keys)
     out = np.empty(len(keys), np.int32)

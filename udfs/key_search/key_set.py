@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds
-from lastkey.logformat.primitives.siphash import hashes_of
+from lastkey.logformat.primitives.siphash import keyed_hashes
 from lastkey.udfs.key_search.key_set_kernels import roll_all, search
 from lastkey.udfs.yields.key_filter import build_filter, holds
 
@@ -66,7 +66,7 @@ class KeySet:
 
     def hashes_by(self, secret: tuple[int, int]) -> np.ndarray:
         """Return the hashes of the keys by another secret: u8[n, 2]."""
-        return hashes_of(self.keys, secret)
+        return keyed_hashes(self.keys, secret)
 
     @cached_property
     def _order(self) -> np.ndarray:
@@ -108,7 +108,7 @@ class KeySet:
     def find_rows(self, values: Any) -> np.ndarray:
         """Return int64[n]: the row of each value of a pa.Array of bytes or text in the set; -1: not there, or null."""
         values = values.cast(pa.large_binary())
-        high = hashes_of(values, self.secret)[:, 1]
+        high = keyed_hashes(values, self.secret)[:, 1]
         out = np.full(len(values), -1, np.int64)
         may = self.may_hold(high) & np.asarray(values.is_valid())
         if may.any():

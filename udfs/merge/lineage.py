@@ -64,7 +64,7 @@ class Chain:
         at = np.searchsorted(starts, offsets, "right") - 1
         return np.where(at >= 0, epochs[at], -1)
 
-    def end_of(self, epoch: int) -> int:
+    def epoch_end(self, epoch: int) -> int:
         """Return where the first epoch above this one begins; NO_END: there is none."""
         return next((start for later, start in self.entries if later > epoch), NO_END)
 
@@ -82,7 +82,7 @@ def confirmed_epochs(runs: Iterable[Sequence[EpochRun]], files: Iterable[Sequenc
     return named | {epoch for epoch, n in counts.items() if n > 1 and epoch >= 0}
 
 
-def chain_of(runs: Sequence[EpochRun], file: Sequence[EpochEntry] | None, confirmed: set[int]) -> Chain:
+def build_chain(runs: Sequence[EpochRun], file: Sequence[EpochEntry] | None, confirmed: set[int]) -> Chain:
     """Return a copy's chain. file: entries of its checkpoint; None: the checkpoint is missing or not trusted."""
     rising = _rising([run for run in runs if run.epoch in confirmed])
     if file is None:
@@ -155,12 +155,12 @@ def truncation_offset(follower: Chain, leader: Chain) -> int:
         if answer < 0:  # the leader's chain begins later
             return min(end, leader.entries[0][1])
         if answer == epoch or not leader.is_complete:
-            return min(end, leader.end_of(epoch))
-        end = min(end, leader.end_of(answer))
+            return min(end, leader.epoch_end(epoch))
+        end = min(end, leader.epoch_end(answer))
         epoch = follower.largest_up_to(answer)
         if epoch < 0:
             return min(end, follower.entries[0][1])
-        end = min(end, follower.end_of(epoch))
+        end = min(end, follower.epoch_end(epoch))
 
 
 def united(leader: Chain, follower: Chain, until: int) -> Chain:

@@ -42,7 +42,7 @@ from lastkey.udfs.merge.copies import (
     Reason,
     TakenRange,
 )
-from lastkey.udfs.merge.lineage import Chain, Lineage, chain_of, confirmed_epochs, decide, is_of_another_log
+from lastkey.udfs.merge.lineage import Chain, Lineage, build_chain, confirmed_epochs, decide, is_of_another_log
 from lastkey.udfs.merge.survey import Survey, survey
 from lastkey.udfs.merge.write_log import LogWriter, StreamSource
 from lastkey.udfs.problem import Problem, attempt
@@ -190,7 +190,7 @@ def _plan(surveys: list[Survey], out: MergedPartition) -> _Decisions:
             file = None
         files.append(file)
     confirmed = confirmed_epochs([one.runs for one in surveys], files)
-    chains = [chain_of(one.runs, file, confirmed) for one, file in zip(surveys, files, strict=True)]
+    chains = [build_chain(one.runs, file, confirmed) for one, file in zip(surveys, files, strict=True)]
     lineage = decide(chains, [one.end for one in surveys], [one.rows for one in surveys])
     out.leader_epochs = lineage.chain.entries
     streams, sources, counts = [], [], []
@@ -415,7 +415,7 @@ def _write_side_files(
 ) -> None:
     """Write what a broker keeps beside the segments."""
     target = Target("output", output.uri, output.uri)
-    epochs = checkpoints.truncate_from_start(_epochs_of(plan, out, outcomes), out.log_start_offset)
+    epochs = checkpoints.truncate_from_start(_result_epochs(plan, out, outcomes), out.log_start_offset)
     out.leader_epochs = tuple(epochs)
     path = f"{task.folder}/{names.LEADER_EPOCH_CHECKPOINT}"
     write_file(output, path, checkpoints.write_leader_epochs(epochs))
@@ -458,7 +458,7 @@ def _open_transactions(output: Root, folder: str, out: MergedPartition) -> Itera
         )
 
 
-def _epochs_of(plan: _Decisions, out: MergedPartition, outcomes: Sequence[SegmentOutcome]) -> list[tuple[int, int]]:
+def _result_epochs(plan: _Decisions, out: MergedPartition, outcomes: Sequence[SegmentOutcome]) -> list[tuple[int, int]]:
     """Return the leader epochs of the result: those of the lineage, and of its last batch."""
     found = list(plan.lineage.chain.entries)
     last = max((epoch for outcome in outcomes for epoch in outcome.epochs), default=(-1, 0))

@@ -149,7 +149,7 @@ def _survey_segment(
         _keep(rows, first, written, kept)
     del written  # its file may be shorter than the map now
     sound = rows.read(first)
-    yield from _holes_of(sound, base, following, sorted(damages, key=lambda one: one[0]))
+    yield from _missing_offsets(sound, base, following, sorted(damages, key=lambda one: one[0]))
 
 
 def _check_order(
@@ -194,7 +194,7 @@ def _keep(rows: Rows, first: int, written: np.ndarray, kept: NDArray[np.bool_]) 
             rows.append(sound[start : start + _PIECE])
 
 
-def _holes_of(
+def _missing_offsets(
     rows: np.ndarray, base: int, following: int | None, damages: Sequence[tuple[int, Problem]]
 ) -> Iterator[_MissingOffsets]:
     """Yield the holes that damage has made, and the one behind the segment's last batch."""

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from lastkey.jobs.audit.coordinators import positions_of
+from lastkey.jobs.audit.coordinators import committed_positions
 from lastkey.jobs.audit.delivery import run
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.audit_options import AuditDeliveryOptions
@@ -203,7 +203,7 @@ def test_what_is_left_out_of_positions_is_named():
     found = gather(
         [CommitsRead("__share_group_state", 0, commits[:1]), CommitsRead("__consumer_offsets", 0, commits[1:])]
     )
-    positions = positions_of(found, ("g", "h", "s"), {"orders": 2}, {("orders", 0): 9})
+    positions = committed_positions(found, ("g", "h", "s"), {"orders": 2}, {("orders", 0): 9})
     assert positions.notes == [
         "group 'g' has committed no offset of a topic that is audited",
         "group 's': nothing says the names of the topics id: left out",
@@ -217,7 +217,7 @@ def test_a_share_group_that_acknowledged_the_last_offset_there_can_be():
     most = 2**63 - 1
     commits = (OffsetCommit("s", "orders", "id", 0, 5, delivered=((7, most),), record_offset=1),)
     found = gather([CommitsRead("__share_group_state", 0, commits), CommitsRead("__consumer_offsets", 0)])
-    ((position,),) = positions_of(found, (), {"orders": 1}, {}).by_unit.values()
+    ((position,),) = committed_positions(found, (), {"orders": 1}, {}).by_unit.values()
     assert (position.tail, position.ranges) == (most, ((7, most),))
 
 

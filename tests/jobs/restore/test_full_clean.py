@@ -99,7 +99,9 @@ def test_nothing_is_restored_if_a_partition_cannot_be_cleaned(lab: Lab) -> None:
 
 def test_an_archive_that_has_moved_is_no_place_to_clean_from(lab: Lab) -> None:
     moved = lab.archive.rename(lab.root / "moved")
-    with pytest.raises(UsageError, match=r"--full-clean: expected the archive of this store, .*move it back, or leave out --full-clean"):
+    with pytest.raises(
+        UsageError, match=r"--full-clean: expected the archive of this store, .*move it back, or leave out --full-clean"
+    ):
         lastkey.restore(lab.store, lab.root / "out", full_clean=True, archive=moved, config=THREADS)
     assert len(lastkey.restore(lab.store, lab.root / "out", archive=moved).partitions) == 1
 

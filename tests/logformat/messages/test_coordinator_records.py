@@ -20,7 +20,7 @@ from lastkey.logformat.dump.log import LogOptions
 from lastkey.logformat.messages.coordinator_records import decode_records, decoder_names
 from lastkey.logformat.messages.integers import MessageError
 from lastkey.logformat.messages.reader import java_double, reader
-from lastkey.logformat.messages.table import messages, versions_of
+from lastkey.logformat.messages.table import known_versions, messages
 from tests.conftest import ROOT
 
 # decoder, key and value as a broker wrote them, key and payload as the tool prints them
@@ -197,7 +197,7 @@ def test_the_dump_shows_decoded_coordinator_records(tmp_path):
 def test_the_table_is_whole():
     table = messages()
     assert len(table) == 88
-    assert versions_of("OffsetCommitValue").high == 4
+    assert known_versions("OffsetCommitValue").high == 4
     for message in table.values():
         for version in range(message.versions.low, message.versions.high + 1):
             reader(message.name, version)

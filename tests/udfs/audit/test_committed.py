@@ -18,7 +18,7 @@ from lastkey.jobs.data_source.read_options import Selection
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.audit import last_records
 from lastkey.udfs.audit.committed import Committed, gather, partition_for, read_commits
-from lastkey.udfs.audit.share_state import BATCH, ShareStateRecord, delivered_ranges, start_of
+from lastkey.udfs.audit.share_state import BATCH, ShareStateRecord, delivered_ranges, start_offset
 from tests.builders.damage import edit
 from tests.builders.groups import (
     COMMIT_MS,
@@ -297,7 +297,7 @@ def test_folds_of_batches_as_an_offset_at_a_time(drawn):
     for number, (start, batches) in enumerate(drawn):
         (one.update if number else one.snapshot)(start, batches)
     changes = [ShareStateRecord(start, np.array(batches, BATCH)) for start, batches in drawn]
-    assert start_of(changes) == one.start
+    assert start_offset(changes) == one.start
     assert [o for first, last in delivered_ranges(changes) for o in range(first, last + 1)] == one.delivered()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lastkey.logformat.primitives.siphash import hashes_of
+from lastkey.logformat.primitives.siphash import keyed_hashes
 from lastkey.udfs.audit.delivery import (
     DELIVERIES,
     LAGS,
@@ -72,7 +72,7 @@ def write_entries(root: Path, records: dict[Unit, list[dict[str, Any]]], cuts: l
     units, rows = tuple(sorted(records)), []
     for number, unit in enumerate(units):
         keys = pa.array([row["key"] for row in records[unit]], pa.binary())
-        hashes = hashes_of(keys, SECRET).view("i8").tolist()
+        hashes = keyed_hashes(keys, SECRET).view("i8").tolist()
         rows += [
             row | {"read_id": number, "high": high, "low": low, "keyless": row["key"] is None, "digest": 0}
             for row, (low, high) in zip(records[unit], hashes, strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lastkey.logformat.primitives.siphash import hashes_of
+from lastkey.logformat.primitives.siphash import keyed_hashes
 from lastkey.udfs.audit.keys import AUDIT_KEYS, FIRST, KeysQuestion, add_partitions, first_keys
 from lastkey.udfs.audit.runs import Shown, Sides, load, ranges
 from tests.builders.mirrored import added_up, write_rows
@@ -23,7 +23,7 @@ def records(rng: random.Random, n: int) -> list[dict[str, Any]]:
     out = []
     for number in range(n):
         partition, key = rng.randrange(N_PARTITIONS), rng.choice([None, b"", *(b"k%d" % i for i in range(40))])
-        low, high = hashes_of(pa.array([key], pa.binary()), SECRET).view("i8")[0].tolist()
+        low, high = keyed_hashes(pa.array([key], pa.binary()), SECRET).view("i8")[0].tolist()
         out.append(
             {
                 "read_id": 10 * partition + (number > n // 2), "offset": number, "timestamp_ms": rng.randrange(100),

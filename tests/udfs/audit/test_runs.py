@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from lastkey.udfs.audit.runs import Groups, first_of, grouped, last_of, mixed, ranges, sums
+from lastkey.udfs.audit.runs import Groups, first_valid, grouped, last_valid, mixed, ranges, sums
 
 
 @pytest.mark.parametrize(("rows", "most"), [(0, 9), (1, 9), (10, 9), (1000, 9), (10**9, 9)])
@@ -40,7 +40,7 @@ def test_groups_are_exact_whatever_the_hashes(seed: int, kept_bits: int) -> None
 def test_reductions() -> None:
     groups = Groups(np.arange(5), np.array([0, 2]))
     valid = np.array([False, False, True, False, True])
-    assert (first_of(groups, valid).tolist(), last_of(groups, valid).tolist()) == ([-1, 2], [-1, 4])
+    assert (first_valid(groups, valid).tolist(), last_valid(groups, valid).tolist()) == ([-1, 2], [-1, 4])
     assert sums(groups, valid).tolist() == [0, 2]
     none = grouped(np.zeros(0, np.uint64), np.zeros(0, np.int64))
-    assert [len(of(none, np.zeros(0, np.bool_))) for of in (first_of, last_of, sums)] == [0, 0, 0]
+    assert [len(of(none, np.zeros(0, np.bool_))) for of in (first_valid, last_valid, sums)] == [0, 0, 0]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastkey.udfs.decode.partitioner import murmur2, partition_of
+from lastkey.udfs.decode.partitioner import default_partitions, murmur2
 from tests.reference import murmur2 as twin
 
 
@@ -30,8 +30,8 @@ def test_any_key_is_hashed_and_placed_as_by_the_twin(keys, n, first):
     keys = keys[first:]
     assert murmur2(array).to_pylist() == [None if k is None else twin.murmur2(k) for k in keys]
     expected = [None if k is None else twin.partition_of(k, n) for k in keys]
-    assert partition_of(array, n).to_pylist() == expected
-    assert partition_of(array, pa.array([n] * len(keys), pa.int64())).to_pylist() == expected
+    assert default_partitions(array, n).to_pylist() == expected
+    assert default_partitions(array, pa.array([n] * len(keys), pa.int64())).to_pylist() == expected
 
 
 @pytest.mark.parametrize("length", range(66))
@@ -48,7 +48,11 @@ def test_every_length_whatever_comes_after(length):
 )
 def test_kinds_of_columns(kind):
     keys = pa.array([b"abc", None, b"xyz"]).cast(pa.string() if "string" in str(kind) else pa.binary()).cast(kind)
-    assert partition_of(keys, 12).to_pylist() == [twin.partition_of(b"abc", 12), None, twin.partition_of(b"xyz", 12)]
+    assert default_partitions(keys, 12).to_pylist() == [
+        twin.partition_of(b"abc", 12),
+        None,
+        twin.partition_of(b"xyz", 12),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -57,32 +61,35 @@ def test_kinds_of_columns(kind):
 def test_numbers_as_their_serializers_write_them(kind, code):
     keys = pa.array([1, None, -7], kind)
     expected = [None if v is None else twin.partition_of(struct.pack(f">{code}", v), 50) for v in (1, None, -7)]
-    assert partition_of(keys, 50).to_pylist() == expected
+    assert default_partitions(keys, 50).to_pylist() == expected
 
 
 def test_null_keys_have_no_partition():
-    assert partition_of(pa.array([], pa.binary()), 3).to_pylist() == []
-    assert partition_of(pa.nulls(2), 3).to_pylist() == [None, None]
-    assert partition_of(pa.array([None, b""], pa.binary()), pa.array([4, None], pa.int32())).to_pylist() == [None, None]
+    assert default_partitions(pa.array([], pa.binary()), 3).to_pylist() == []
+    assert default_partitions(pa.nulls(2), 3).to_pylist() == [None, None]
+    assert default_partitions(pa.array([None, b""], pa.binary()), pa.array([4, None], pa.int32())).to_pylist() == [
+        None,
+        None,
+    ]
 
 
 def test_impossible_arguments_of_the_partitioner_are_refused():
     with pytest.raises(ValueError, match="expected 1 or more, found 0"):
-        partition_of(pa.array([b"a"]), 0)
+        default_partitions(pa.array([b"a"]), 0)
     with pytest.raises(ValueError, match="found -3"):
-        partition_of(pa.array([b"a", b"b"]), pa.array([3, -3]))
+        default_partitions(pa.array([b"a", b"b"]), pa.array([3, -3]))
     with pytest.raises(TypeError, match=r"found date32\[day\]: cast it"):
-        partition_of(pa.array([1], pa.date32()), 3)
+        default_partitions(pa.array([1], pa.date32()), 3)
     with pytest.raises(ValueError, match="expected at most 2147483647, found 2147483648"):
-        partition_of(pa.array([b"a"]), 2**31)
+        default_partitions(pa.array([b"a"]), 2**31)
     with pytest.raises(ValueError, match="expected one, or 3 \\(one per key\\); found 2"):
-        partition_of(pa.array([b"a", b"b", b"c"]), pa.array([3, 3]))
+        default_partitions(pa.array([b"a", b"b", b"c"]), pa.array([3, 3]))
 
 
 def test_columns_of_a_table():
     keys = pa.chunked_array([[b"a"], [b"b", None]])
     expected = [twin.partition_of(b"a", 12), twin.partition_of(b"b", 12), None]
-    assert partition_of(keys, np.int64(12)).to_pylist() == expected
-    assert partition_of(keys.dictionary_encode(), pa.chunked_array([[12, 12], [12]])).to_pylist() == expected
+    assert default_partitions(keys, np.int64(12)).to_pylist() == expected
+    assert default_partitions(keys.dictionary_encode(), pa.chunked_array([[12, 12], [12]])).to_pylist() == expected
     assert murmur2(keys).to_pylist() == [twin.murmur2(b"a"), twin.murmur2(b"b"), None]
-    assert partition_of(keys, pa.nulls(3)).to_pylist() == [None] * 3
+    assert default_partitions(keys, pa.nulls(3)).to_pylist() == [None] * 3

@@ -7,7 +7,7 @@ import pytest
 
 from lastkey.logformat.batches.chunks import NO_END
 from lastkey.logformat.layout import BATCH
-from lastkey.udfs.merge.lineage import Chain, EpochRun, chain_of, confirmed_epochs, decide, truncation_offset
+from lastkey.udfs.merge.lineage import Chain, EpochRun, build_chain, confirmed_epochs, decide, truncation_offset
 
 
 def chain(*entries: tuple[int, int], complete: bool = True) -> Chain:
@@ -52,17 +52,17 @@ def test_an_epoch_of_one_batch_alone_is_not_believed() -> None:
     flipped = [EpochRun(0, 0, 9, 10), EpochRun(1 << 20, 10, 10, 1), EpochRun(0, 11, 20, 10)]
     confirmed = confirmed_epochs([flipped, [EpochRun(0, 0, 20, 21)]], [None, None])
     assert confirmed == {0}
-    assert chain_of(flipped, None, confirmed).entries == ((0, 0),)
+    assert build_chain(flipped, None, confirmed).entries == ((0, 0),)
 
 
 def test_epochs_that_fall_are_damage() -> None:
     runs = [EpochRun(3, 0, 9, 10), EpochRun(1, 10, 12, 2), EpochRun(4, 13, 20, 8)]
-    assert chain_of(runs, None, {1, 3, 4}).entries == ((3, 0), (4, 13))
+    assert build_chain(runs, None, {1, 3, 4}).entries == ((3, 0), (4, 13))
 
 
 def test_a_checkpoint_continues_with_later_epochs_of_the_log() -> None:
     runs = [EpochRun(0, 0, 9, 10), EpochRun(2, 10, 12, 3)]
-    assert chain_of(runs, ((0, 0),), {0, 2}) == Chain(((0, 0), (2, 10)), True)
+    assert build_chain(runs, ((0, 0),), {0, 2}) == Chain(((0, 0), (2, 10)), True)
 
 
 def test_most_batches_decide_between_checkpoints_with_one_last_epoch() -> None:

@@ -19,7 +19,7 @@ from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.batches.walk_kernels import walk_batches
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
-from lastkey.logformat.primitives.siphash import hashes_of
+from lastkey.logformat.primitives.siphash import keyed_hashes
 from lastkey.udfs.compact.clean.deciders import ErasedKeys
 from lastkey.udfs.compact.clean.key_kernels import KEY_OFFSET, SLOT, enter_offsets
 from lastkey.udfs.compact.plan import Erasing
@@ -33,7 +33,7 @@ SECRET = (3, 5)
 
 def file_of(store: Path, keys: list[bytes]) -> str:
     """Write the file of an erasure; return its path below the store."""
-    data = bytes(8) + np.sort(hashes_of(pa.array(keys, pa.binary()), SECRET).view(SLOT)[:, 0]).tobytes()
+    data = bytes(8) + np.sort(keyed_hashes(pa.array(keys, pa.binary()), SECRET).view(SLOT)[:, 0]).tobytes()
     (store / "erasures").mkdir(parents=True, exist_ok=True)
     (store / "erasures" / content_id(data)).write_bytes(data)
     return f"erasures/{content_id(data)}"
