@@ -163,7 +163,7 @@ def _fill(
     ]
     report.tables = [
         Table(
-            "Where the group continues",
+            "Offsets at which the group continues",
             ("partition of B", "offset", "by", "committed in A", "read", "again", "again ms", "lost", "because"),
             [_row(pair, one) for one in answers],
             (2, 8),

@@ -97,7 +97,7 @@ class AuditDeliveryOptions(WithKeyFormat, AuditSourceOptions):
         texts("group", metavar="GROUP"), "Only this group; repeatable.", flag="--group", default=None
     )
     offsets_archive: MaybePlace = option(
-        maybe(URI), "Where __consumer_offsets lies.", default=None, shown="in ARCHIVE or STORE"
+        maybe(URI), "Archive that holds __consumer_offsets.", default=None, shown="in ARCHIVE or STORE"
     )
     deliveries: MaybePlace = option(
         maybe(FILE),

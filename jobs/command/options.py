@@ -55,7 +55,10 @@ class CompactOptions(WithPlan, WithFolders, WithEngine):
 
     archive: Place = argument(ARCHIVE, "Log directory, or a folder of them; only read.", kw_only=False)
     store: Place = option(
-        STORE, "Where state and new segments go.", kw_only=False, note="A store serves one archive, and lies outside it"
+        STORE,
+        "Folder or bucket for state and new segments.",
+        kw_only=False,
+        note="A store serves one archive, and lies outside it",
     )
     sealed: Flag = option(
         FLAG,

@@ -65,7 +65,7 @@ class ExportOptions(SourceOptions, WithDecoders, WithEngine):
         group="Output",
         note="The file `_lastkey_export.json` in it records the options and whether the export is complete",
     )
-    format: Value[ExportFormat, ExportFormat] = option(choice(EXPORT_FORMATS), "What to write.", group="Output")
+    format: Value[ExportFormat, ExportFormat] = option(choice(EXPORT_FORMATS), "Output format.", group="Output")
     latest: Flag = option(
         FLAG,
         "With delta: the last record of each key, brought up to date.",

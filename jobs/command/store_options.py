@@ -109,7 +109,7 @@ class RestoreOptions(TopicOptions):
         default=None,
         note="A partition without a generation then is left out, with a note",
     )
-    archive: MaybePlace = option(maybe(URI), "Where the archive is, if it has moved.", default=None)
+    archive: MaybePlace = option(maybe(URI), "Present place of the archive, if it has moved.", default=None)
     topic_ids: MaybePlace = option(
         maybe(FILE),
         "Topic ids of the target cluster: text of kafka-topics --describe, or topic=id lines.",
@@ -181,7 +181,7 @@ class RebuildStateOptions(TopicOptions):
     )
     choose: Value[Globs | None, tuple[str, ...]] = option(
         texts("TOPIC-N=RUN_ID", adds=True, metavar="TOPIC-N=RUN_ID"),
-        "Which run counts; none: leave it out. Repeatable.",
+        "The run that counts; none: leave it out. Repeatable.",
         default=None,
         note="Where the manifests do not settle it",
     )

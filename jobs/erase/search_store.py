@@ -155,7 +155,9 @@ def fill_report(report: SearchReport, sought: Sought, names: pa.StringArray) -> 
     report.cards = _cards(report.summary)
     text = [(*map(str, row[:5]), *(f"{cell:,}" for cell in row[5:])) for row in place_rows]
     report.tables = [
-        Table("Where keys still are", (*header, "files", "found", "may"), [list(row) for row in text], (1, 2, 3, 4)),
+        Table(
+            "Places that still hold keys", (*header, "files", "found", "may"), [list(row) for row in text], (1, 2, 3, 4)
+        ),
         Table(
             "Keys that are still there",
             ("key", "found", "may", "tombstones"),

@@ -9,7 +9,7 @@ returns text without objects in between.
 
 The text is that of Jackson's JsonNode.toString: no blanks, bytes as base64, UUIDs as Kafka's base64, nulls written. As
 in Kafka's classes, a version above the highest known one is read as the highest; a caller that accepts none checks
-before (table.versions_of). Invalid bytes raise MessageError with Kafka's own words. Measured on one core: 180,000
+before (table.known_versions). Invalid bytes raise MessageError with Kafka's own words. Measured on one core: 180,000
 distinct committed offsets a second.
 """
 

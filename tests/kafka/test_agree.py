@@ -2,7 +2,7 @@
 
 Three passes (the first cleaning, then 25 and 50 hours later from the log start) over logs that a real broker writes
 here and over the golden ones. Every record and every batch header that is left must be equal; only the segment that a
-batch lies in may differ, as empty segments are joined away (COMPACTION.md, "Where we differ").
+batch lies in may differ, as empty segments are joined away (COMPACTION.md, "Intended differences").
 """
 
 from __future__ import annotations
