@@ -160,7 +160,7 @@ def test_verify_sees_a_deleted_value_that_came_back(tmp_path: Path, monkeypatch:
 
 def _naive(analysis: Any, applied: Any, chosen: Any, before: Any, number: int) -> Any:
     """Return rules that let each tombstone past its horizon go."""
-    before.enter(analysis.end_of(number))
+    before.enter(analysis.source_end(number))
     return analysis.rules
 
 
