@@ -1,5 +1,5 @@
 """The cleaner's decision for every record and batch, as a kernel (COMPACTION.md, "Rules"). Sources of the rules:
-KAFKA.md, "Batches", "Records", "Tombstones" and "What is written".
+KAFKA.md, "Batches", "Records", "Tombstones" and "Written bytes".
 """
 
 from __future__ import annotations

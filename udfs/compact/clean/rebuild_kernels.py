@@ -40,7 +40,7 @@ def encode_bodies(
     for every kept record and 20 bytes more for each; out_ends: int64[n], written: end of each batch's body in `out`
     (the end before it for the other batches).
     Returns `digest_records` of the same batches, each while its bytes are in the cache. LogAppendTime records take the
-    batch's maximum (KAFKA.md, "What is written").
+    batch's maximum (KAFKA.md, "Written bytes").
     """
     batches, bodies, spans = run.batches, run.bodies, run.spans
     position = 0
