@@ -24,7 +24,7 @@ Series = tuple[str, str, Sequence[float]]  # name, class, values
 
 
 @dataclass(frozen=True)
-class Bar:
+class BarRow:
     """Label with a line for each series: its class, its width in percent, and its value."""
 
     label: str
@@ -51,7 +51,7 @@ class Plot:
     header: Cells
     rows: Sequence[Cells]
     legend: Sequence[tuple[str, str]]  # class and name of each series, if there are several
-    bars: Sequence[Bar] = ()
+    bars: Sequence[BarRow] = ()
     columns: Columns | None = None
 
 
@@ -76,7 +76,7 @@ def horizontal_bars(
         says += f"; {first}equal ones in one bar; the table has all {len(labels)}"
     longest = max([most, *(value for _, _, values in drawn for value in values)]) or 1
     bars = [
-        Bar(
+        BarRow(
             short(text, _NAME - len(more)) + more,
             [(kind, round(100 * values[i] / longest, 2), show(values[i])) for _, kind, values in drawn],
         )
