@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from lastkey.jobs.archive.places import Place, check_apart
@@ -29,7 +29,7 @@ MOST: Final = 20  # rows of a table of the report; the tables of the store have 
 _FEW_BYTES: Final = 256 << 20  # of log: the JVM starts for a short time
 
 
-CutsOf = Callable[[SparkTasks, AuditReport], Callable[[Key], Cuts]]
+CutsOf = Callable[[SparkTasks], Callable[[Key], Cuts]]
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ def run_audit(
     progress: Progress,
     listed_by: Callable[[AuditReport], list[AuditedLogs]] | None = None,
     tables: Sequence[str] = (),
-    cuts: CutsOf | None = None,
+    cuts: CutsOf = lambda _: lambda _: None,
 ) -> AuditReport:
     """Read what is new in the sources, let `ask` fill the report, and record the audit in `cleaner_runs`.
 
     listed_by: lists what is read for the sources; None: themselves. tables: URIs of others that Spark reads, in
-    Hadoop's spelling. cuts: returns where versions may be added up; None: nowhere.
+    Hadoop's spelling. cuts: returns where versions may be added up; by default nowhere.
     """
     store = options.audits or next(one.store for one in sources if one.store is not None)
 
@@ -74,7 +74,7 @@ def _run(
     progress: Progress,
     listed_by: Callable[[AuditReport], list[AuditedLogs]] | None,
     tables: Sequence[str],
-    cuts: CutsOf | None,
+    cuts: CutsOf,
 ) -> AuditReport:
     began = time.perf_counter()
     report = AuditReport(kind=kind, audits=state.root.uri)
@@ -90,9 +90,7 @@ def _run(
             with workers.spark(f"audit {kind}") as spark:
                 connector.connect(spark, audits)
         at = time.perf_counter()
-        asked = ReadSettings(options.config, audit_secret(state), options.hide_keys)
-        if cuts is not None:
-            asked = replace(asked, cuts=cuts(workers, report))
+        asked = ReadSettings(options.config, audit_secret(state), options.hide_keys, cuts(workers))
         found = gather(state, listed, asked, workers, progress)
         report.seconds["read"] = time.perf_counter() - at
         report.stretches_read, report.bytes_read = found.stretches_read, found.bytes_read

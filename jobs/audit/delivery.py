@@ -74,7 +74,7 @@ def _run_by_commits(options: AuditDeliveryOptions, coordinators: AuditedLogs, pr
     """
     found = list[Committed]()
 
-    def cuts(workers: SparkTasks, _: AuditReport) -> Callable[[Key], Cuts]:
+    def cuts(workers: SparkTasks) -> Callable[[Key], Cuts]:
         accepts = options.config.topic_settings(CONSUMER_OFFSETS).gaps == "accept"
         found.append(committed_in(workers, coordinators, accept_gaps=accepts))
         offsets, apart = committed_offsets(found[0], options.groups)

@@ -37,7 +37,7 @@ def run(options: AuditKeysOptions, progress: Progress) -> AuditReport:
         return [replace(list_source(options.source, options.topics), counts=options.n_partitions)]
 
     return run_audit(
-        "keys", options, [options.source], partial(_ask, options), progress, listed_by, cuts=lambda *_: lambda _: ()
+        "keys", options, [options.source], partial(_ask, options), progress, listed_by, cuts=lambda _: lambda _: ()
     )
 
 

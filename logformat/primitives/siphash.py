@@ -11,7 +11,7 @@ from lastkey.logformat.primitives.siphash_kernels import hash_values
 
 
 def keyed_hashes(values: Any, secret: tuple[int, int]) -> np.ndarray:
-    """Return the SipHash of each value of a pa.Array of bytes, u8[n, 2]; of a null nothing that means anything."""
+    """Return the SipHash of each value of a pa.Array of bytes, u8[n, 2]; undefined for a null."""
     out = np.empty((len(values), 2), np.uint64)
     data, at = bytes_and_bounds(values)
     hash_values(data, at, np.uint64(secret[0]), np.uint64(secret[1]), out)

@@ -142,7 +142,7 @@ class DeliveryQuestion:
         done, last = last_valid(groups, delivered), groups.ends - 1
         done_at = np.where(done < 0, -1, offset[done])
         is_behind = ~delivered & (offset > done_at[groups.of])
-        oldest, lag = first_valid(groups, is_behind), sums(groups, np.where(is_behind, keys.versions_of[rows], 0))
+        oldest, lag = first_valid(groups, is_behind), sums(groups, np.where(is_behind, keys.n_versions[rows], 0))
         lags, unit = lag > 0, self.units[number]
         first_ms, oldest_ms = first_time[groups.starts], np.where(oldest < 0, _NONE, first_time[oldest])
         done_ms = np.where(done < 0, _NONE, time[done])
@@ -164,7 +164,7 @@ class DeliveryQuestion:
             "last_offset": offset[last],
             "last_timestamp_ms": _times(time[last]),
             "tombstone": keys.tombstone[rows][last],
-            "versions": sums(groups, keys.versions_of[rows]),
+            "versions": sums(groups, keys.n_versions[rows]),
             "delivered_offset": pa.array(done_at, mask=done_at < 0),
             "delivered_timestamp_ms": _times(done_ms),
             "oldest_undelivered_offset": pa.array(np.where(oldest < 0, 0, first_offset[oldest]), mask=oldest < 0),
@@ -241,7 +241,7 @@ class _Keys:
         self.groups = Groups(found.order[row], starts[:-1])
         self.unit = np.sort(unit)
         columns = ("tombstone", "versions", "offset", "timestamp_ms", "first_offset", "first_timestamp_ms")
-        self.tombstone, self.versions_of, offset, time, first_offset, first_time = (
+        self.tombstone, self.n_versions, offset, time, first_offset, first_time = (
             versions[name][self.groups.order] for name in columns
         )
         first_time, time = (np.where(each < 0, _NONE, each) for each in (first_time, time))

@@ -34,7 +34,6 @@ from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import TIMESTAMP_TYPE_MASK
-from lastkey.logformat.primitives.siphash import keyed_hashes
 from lastkey.logformat.schemas import PROBLEM
 from lastkey.logformat.storage.io_counts import WRITTEN, spend
 from lastkey.udfs.audit import entry_kernels as kernels
@@ -284,11 +283,6 @@ def _larger(array: NDArray[Any], used: int, n: int) -> NDArray[Any]:
     out = np.empty(n, array.dtype)
     out[:used] = array[:used]
     return out
-
-
-def hashed_keys(keys: Any, secret: Secret) -> Any:
-    """Return 16 bytes of a keyed hash of each key (pa.BinaryArray); null stays null."""
-    return as_bytes(keyed_hashes(keys, secret), keys)
 
 
 def as_bytes(hashes: NDArray[np.uint64], keys: Any) -> Any:

@@ -23,7 +23,8 @@ from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.paths import AUDIT_KEY
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
-from lastkey.udfs.audit.entries import hashed_keys
+from lastkey.logformat.primitives.siphash import keyed_hashes
+from lastkey.udfs.audit.entries import as_bytes
 from lastkey.udfs.key_search.findings import finding_columns
 from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.storage import exists, open_root
@@ -238,7 +239,8 @@ def _hidden(root: Path) -> Path:
     """Put the keyed hash of the key into the table of records."""
     path = root / "store" / "state" / "audit_entries" / "x.parquet"
     path.parent.mkdir(exist_ok=True)
-    hashed = hashed_keys(pa.array([b"hot-1", KEY], pa.binary()), audit_secret(open_state(str(root / "store"))))
+    keys = pa.array([b"hot-1", KEY], pa.binary())
+    hashed = as_bytes(keyed_hashes(keys, audit_secret(open_state(str(root / "store")))), keys)
     pq.write_table(pa.table({"key": hashed, "topic": ["t", "t"]}), path)
     return path
 
