@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,9 +13,12 @@ from pyarrow import fs as pafs
 from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.errors import LOG_DIRECTORY_FULL
+from lastkey.jobs.topics import Key
+from lastkey.logformat import names
 from lastkey.logformat.errors import is_full
+from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from lastkey.logformat.storage.locations import text_entries
-from lastkey.udfs.storage import Root, delete_folder, flush_names, make_folder
+from lastkey.udfs.storage import Root, delete_folder, flush, flush_names, make_folder, write_file
 
 _NAMED = 10  # paths that an error names
 
@@ -30,7 +33,7 @@ class CreatedFiles:
     root: Root
     files: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)  # full paths; each before the folders in it
-    trees: list[str] = field(default_factory=list)  # folders with all that lies in them
+    trees: list[str] = field(default_factory=list)  # folders that tasks fill: all that lies in them
     given_up: bool = False  # no more files: `file` raises
 
     def file(self, path: str) -> str:
@@ -52,12 +55,8 @@ class CreatedFiles:
         self.folders += missing[::-1]
         return make_folder(self.root, path)
 
-    def tree(self, path: str) -> None:
-        """Note a folder that other processes will fill."""
-        self.trees.append(path)
-
     def flush_names(self) -> None:
-        """Flush the names of the root and of the made folders above it; `finish` flushes the names inside the root."""
+        """Flush the names of the root and of the created folders above it."""
         if self.root.is_local:
             flush_names(folder for folder in self.folders if len(folder) <= len(self.root.base))
 
@@ -93,31 +92,54 @@ def new_log_directory(root: Root) -> Iterator[CreatedFiles]:
     """Yield a record of what the block creates in an empty folder, which it holds against other runs. If the block
     fails, or is interrupted, remove that; raise LOG_DIRECTORY_FULL if the disk is full.
     """
-    made = CreatedFiles(root)
+    created = CreatedFiles(root)
     try:
-        made.folder("")
+        created.folder("")
         with locked([Path(root.base)]) if root.is_local else contextlib.nullcontext():
             check_empty(root)  # again: planning takes a while, and a failed run removes files by their names
-            yield made
+            yield created
     except BaseException as error:  # interrupted as well: half a log directory must not look like one
-        _take_back(made, error)
+        _take_back(created, error)
         if not is_full(error):
             raise
-        known = LOG_DIRECTORY_FULL(path=getattr(error, "filename", None) or root.uri, found="disk full")
+        disk_full = LOG_DIRECTORY_FULL(path=getattr(error, "filename", None) or root.uri, found="disk full")
         for note in getattr(error, "__notes__", ()):
-            known.add_note(note)
-        raise known from error
+            disk_full.add_note(note)
+        raise disk_full from error
 
 
-def _take_back(made: CreatedFiles, error: BaseException) -> None:
+def encode_checkpoints(
+    ends: Mapping[Key, int], cleaned: Mapping[Key, int], starts: Mapping[Key, int]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield name and bytes of a log directory's checkpoints, from offsets of its partitions."""
+    for name, offsets in (
+        (names.RECOVERY_POINT_CHECKPOINT, ends),
+        (names.HIGH_WATERMARK_CHECKPOINT, ends),
+        (names.CLEANER_OFFSET_CHECKPOINT, cleaned),
+        (names.LOG_START_OFFSET_CHECKPOINT, starts),
+    ):
+        yield name, write_offset_checkpoint(offsets)
+
+
+def finish_log_directory(created: CreatedFiles, checkpoints: Iterable[tuple[str, bytes]]) -> None:
+    """Write the checkpoints, then the mark of a clean shutdown, and flush all names."""
+    for name, data in checkpoints:
+        write_file(created.root, created.file(name), data)
+    # Last: with this file a broker trusts everything above; without it, it checks every segment itself.
+    write_file(created.root, created.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())
+    flush(created.root, "")
+    created.flush_names()
+
+
+def _take_back(created: CreatedFiles, error: BaseException) -> None:
     """Remove what a run wrote that failed with this error, and add to the error what is left."""
     try:
-        left = made.take_back()
+        left = created.take_back()
     except BaseException as again:
-        again.add_note(f"{made.root.uri} still holds part of the output: remove it, and run again")
+        again.add_note(f"{created.root.uri} still holds part of the output: remove it, and run again")
         raise
     if left:
-        error.add_note(f"left in {made.root.uri}: {abbreviate_paths(left)}")
+        error.add_note(f"left in {created.root.uri}: {abbreviate_paths(left)}")
     if not isinstance(error, Exception):
         error.add_note("this run removed what it wrote; run again")
 

@@ -31,7 +31,7 @@ from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.convert.report import ConvertedPartition, ConvertReport
 from lastkey.jobs.errors import CONVERT_FULL, NOT_EMPTY
 from lastkey.jobs.restore.choose_generations import check_files, choose, list_apart
-from lastkey.jobs.restore.job import convert_settings, encode_checkpoints
+from lastkey.jobs.restore.job import convert_settings, generation_checkpoints
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store.generations import load_manifests, open_store
 from lastkey.logformat import names
@@ -178,7 +178,7 @@ def _plan_store(options: ConvertOptions, uri: str, output: str) -> _Plan:
         kept = [name for name in side_files[t.key] if name not in made_again]
         copies = [SmallFile(store.uri, f"{t.folder}/{name}", name) for name in kept]
         plan.partitions.append(_Partition(t.topic, t.partition, t.name, segments, copies))
-    plan.files += encode_checkpoints(targets, manifests)
+    plan.files += generation_checkpoints(targets, manifests)
     return plan
 
 

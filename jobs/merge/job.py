@@ -20,7 +20,7 @@ from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
 from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.archive.places import Place, check_apart, check_outside, lies_in
 from lastkey.jobs.command.config import Config
-from lastkey.jobs.command.new_log_directory import CreatedFiles, new_log_directory
+from lastkey.jobs.command.new_log_directory import encode_checkpoints, finish_log_directory, new_log_directory
 from lastkey.jobs.command.options import MergeOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
@@ -31,7 +31,6 @@ from lastkey.jobs.merge.report import MergeReport
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
-from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from lastkey.logformat.storage.locations import text_entries
 from lastkey.udfs.merge.copies import LogCopy, MergedPartition, MergeSettings, MergeTask
 from lastkey.udfs.merge.merge_partition import merge_partition
@@ -39,11 +38,9 @@ from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import (
     Root,
     delete_folder,
-    flush_folder,
     folder_identity,
     normal_uri,
     open_root,
-    write_file,
 )
 
 Key = tuple[str, int]
@@ -212,15 +209,14 @@ def _write(
     options: MergeOptions, tasks: Sequence[MergeTask], output: Root, report: MergeReport, progress: Progress
 ) -> None:
     """Write the log directory. If that fails, or is interrupted, remove what was written."""
-    with new_log_directory(output) as made:
-        for task in tasks:
-            made.tree(task.folder)
+    with new_log_directory(output) as created:
+        created.trees += [task.folder for task in tasks]
         _merge(options, tasks, report, progress)
         for p in report.partitions:
             if p.refused:
                 with suppress(FileNotFoundError):  # refused before anything was written
                     delete_folder(output, names.partition_folder(p.topic, p.partition))
-        _write_checkpoints(made, [p for p in report.partitions if not p.refused])
+        finish_log_directory(created, _encode_checkpoints([p for p in report.partitions if not p.refused]))
 
 
 def _merge(options: MergeOptions, tasks: Sequence[MergeTask], report: MergeReport, progress: Progress) -> None:
@@ -231,7 +227,7 @@ def _merge(options: MergeOptions, tasks: Sequence[MergeTask], report: MergeRepor
             merged = made.run(merge_partition, tasks, "merge: partitions", CountedBytes(progress, sizes))
         except BaseException as error:  # what the others still write would be left
             made.cancel([])
-            if not made.await_end():
+            if not made.await_end() and not options.dry_run:
                 error.add_note(f"a task may still write into {options.output}: remove the folder before the next run")
             raise
         made.count(bytes_read=sum(sizes), bytes_written=sum(p.bytes for p in merged))
@@ -256,20 +252,10 @@ def _notes(p: MergedPartition, options: MergeOptions) -> Iterator[str]:
         )
 
 
-def _write_checkpoints(made: CreatedFiles, partitions: Sequence[MergedPartition]) -> None:
+def _encode_checkpoints(partitions: Sequence[MergedPartition]) -> Iterator[tuple[str, bytes]]:
     ends = {(p.topic, p.partition): p.next_offset for p in partitions}
     cleaned = {(p.topic, p.partition): p.cleaned_until for p in partitions if p.cleaned_until}
     starts = {
         (p.topic, p.partition): p.log_start_offset for p in partitions if p.log_start_offset > p.first_base_offset
     }
-    for name, offsets in (
-        (names.RECOVERY_POINT_CHECKPOINT, ends),
-        (names.HIGH_WATERMARK_CHECKPOINT, ends),
-        (names.CLEANER_OFFSET_CHECKPOINT, cleaned),
-        (names.LOG_START_OFFSET_CHECKPOINT, starts),
-    ):
-        write_file(made.root, made.file(name), write_offset_checkpoint(offsets))
-    # Last: with this file a broker trusts everything above; without it, it checks every segment itself.
-    write_file(made.root, made.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())
-    flush_folder(made.root, "")
-    made.flush_names()
+    return encode_checkpoints(ends, cleaned, starts)

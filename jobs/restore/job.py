@@ -22,7 +22,12 @@ from typing import Literal
 from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.config import Config
-from lastkey.jobs.command.new_log_directory import CreatedFiles, new_log_directory
+from lastkey.jobs.command.new_log_directory import (
+    CreatedFiles,
+    encode_checkpoints,
+    finish_log_directory,
+    new_log_directory,
+)
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted, size, with_io_counts
 from lastkey.jobs.command.stopping import await_result
@@ -51,8 +56,6 @@ from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import (
     format_uuid,
     read_partition_metadata,
-    write_clean_shutdown,
-    write_offset_checkpoint,
     write_partition_metadata,
 )
 from lastkey.logformat.storage.access_error import in_one_line
@@ -142,7 +145,7 @@ def _restore(plan: RestorePlan, output: Root, config: Config, progress: Progress
                     created.given_up = True  # each thread finishes the file that it copies
                     pool.shutdown(cancel_futures=True)
                     raise
-            _write_checkpoints(created, plan)
+            finish_log_directory(created, generation_checkpoints(plan.targets, plan.manifests))
         except FileNotFoundError as error:  # such as an older generation's, by a vacuum
             expected = "the files that it held when this run began"
             raise ConflictError(path=plan.store.uri, expected=expected, found=in_one_line(str(error))) from error
@@ -296,10 +299,10 @@ def _in_magic_2(source: Root, segment: Segment, output: Root, to: str, formats: 
     return converted
 
 
-def encode_checkpoints(
+def generation_checkpoints(
     targets: Sequence[Checkpoint], manifests: Mapping[Key, Sequence[Segment]]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield name and bytes of the checkpoints of a log directory that holds these generations."""
+    """Return name and bytes of the checkpoints of a log directory that holds these generations."""
     ends = {t.key: t.next_offset for t in targets}
     cleaned = {t.key: cleaner_checkpoint(manifests[t.key], t.first_dirty_offset) for t in targets}
     starts = {  # Kafka writes only those above the first segment's base, which implies the others
@@ -307,22 +310,7 @@ def encode_checkpoints(
         for t in targets
         if t.log_start_offset > (manifests[t.key][0].base_offset if manifests[t.key] else 0)
     }
-    for name, offsets in (
-        (names.RECOVERY_POINT_CHECKPOINT, ends),
-        (names.HIGH_WATERMARK_CHECKPOINT, ends),
-        (names.CLEANER_OFFSET_CHECKPOINT, cleaned),
-        (names.LOG_START_OFFSET_CHECKPOINT, starts),
-    ):
-        yield name, write_offset_checkpoint(offsets)
-
-
-def _write_checkpoints(created: CreatedFiles, plan: RestorePlan) -> None:
-    for name, data in encode_checkpoints(plan.targets, plan.manifests):
-        write_file(created.root, created.file(name), data)
-    # Last: with this file a broker trusts everything above; without it, it checks every segment itself.
-    write_file(created.root, created.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())
-    finish(created.root, "", None)
-    created.flush_names()
+    return encode_checkpoints(ends, cleaned, starts)
 
 
 def _list_beyond(
