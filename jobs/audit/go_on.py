@@ -149,7 +149,7 @@ def decide(
     workers: Runner, root: str, units: Sequence[Key], found: Sequence[RangeResult], known: KnownLogs
 ) -> list[GoOn]:
     """Return the answers of units. found: of all ranges."""
-    run, paths = workers.run, [path for one in found for path in one.states]
+    run, paths = workers.run, [one.states for one in found]
     figures = _rows(units, add_figures([one.figures for one in found]))
     of_a = [key for key, row in figures.items() if row["a_records"] or key in known.committed]
     first = {key: _first(key, figures[key], known) for key in of_a}

@@ -40,7 +40,6 @@ from lastkey.udfs.audit.runs import (
     grouped,
     last_valid,
     load_file,
-    mixed,
     sums,
 )
 from lastkey.udfs.storage import make_folder, native_output, open_root
@@ -323,7 +322,7 @@ class _Told:
     def _of(self, chosen: Bools) -> Ints:
         n = int(chosen.sum())
         columns = [np.concatenate([b[chosen], a]) for a, b in zip(self._ours, self._theirs, strict=True)]
-        found = grouped(mixed(columns[2], columns[0], columns[1]), *columns)
+        found = grouped((columns[0] << 32) + columns[1], columns[2], columns[3])
         first = first_valid(found, found.order < n)
         has_key = last_valid(found, found.order >= n) >= 0
         self.without += int((~has_key).sum())

@@ -34,6 +34,9 @@ ENTRY: Final = np.dtype(
 )
 # Fields of the state: counts; row of the first entry of the group; first and last offset and newest time added
 ENTRIES, KEY_BYTES, GROUP, FIRST, LAST, NEWEST_MS, N_STATE = range(7)
+WORDS: Final = (ENTRY.names or ())[:9]
+COUNTS: Final = ("versions", "size_bytes")
+FLAGS: Final = ("keyless", "tombstone")
 DONE: Final = -1
 NO_TIME: Final = np.iinfo(np.int64).min
 _AHEAD: Final = 16  # records from the prefetch of a slot to its use
@@ -174,7 +177,51 @@ def _key(run: Run, in_scratch: bool, span: Any) -> tuple[np.int64, np.int64]:
 
 
 @kernel
-def copy_keys(rows: np.ndarray, keys: np.ndarray, ends: np.ndarray, out: np.ndarray) -> None:
-    """Copy the keys of rows: ENTRY[n], one after the other. ends: int32[n + 1], where each begins; out: uint8[]."""
-    for i in range(rows.shape[0]):
-        copy_bytes(out, np.int64(ends[i]), keys, rows[i].key_at, np.int64(rows[i].key_size))
+def order_by_bin(high: np.ndarray, shift: int, starts: np.ndarray, order: np.ndarray) -> None:
+    """Order hashes, int64[n], by their bits above `shift`; equal ones stay in order. starts: int64[bins + 1], all 0;
+    gets the place in `order`, int64[n], where each bin begins.
+    """
+    middle = (starts.shape[0] - 1) // 2
+    for i in range(high.shape[0]):
+        starts[(high[i] >> shift) + middle + 1] += 1
+    for bin_ in range(1, starts.shape[0]):
+        starts[bin_] += starts[bin_ - 1]
+    for i in range(high.shape[0]):
+        bin_ = (high[i] >> shift) + middle
+        order[starts[bin_]] = i
+        starts[bin_] += 1
+    for bin_ in range(starts.shape[0] - 1, 0, -1):
+        starts[bin_] = starts[bin_ - 1]
+    starts[0] = 0
+
+
+@kernel
+def take_entries(
+    rows: np.ndarray, order: np.ndarray, words: np.ndarray, counts: np.ndarray, flags: np.ndarray, ends: np.ndarray
+) -> None:
+    """Copy fields of rows, ENTRY[], in this order, int64[n]. words: int64[9, n], WORDS; counts: int32[2, n], COUNTS;
+    flags: bool[2, n], FLAGS; ends: int32[n + 1], where each key begins if they lie one after the other.
+    """
+    n = order.shape[0]
+    ends[0] = 0
+    for i in range(n):
+        prefetch(rows, np.int64(order[min(i + _AHEAD, n - 1)]))
+        row = rows[order[i]]
+        words[0, i], words[1, i] = np.int64(row.high), np.int64(row.low)
+        words[2, i], words[3, i] = row.offset, row.first_offset
+        words[4, i], words[5, i] = row.timestamp_ms, row.first_timestamp_ms
+        words[6, i], words[7, i], words[8, i] = row.digest, row.bytes, row.key_at
+        counts[0, i], counts[1, i] = row.versions, row.size_bytes
+        flags[0, i], flags[1, i] = row.keyless, row.tombstone
+        ends[i + 1] = ends[i] + row.key_size
+
+
+@kernel
+def copy_keys(keys: np.ndarray, key_at: np.ndarray, ends: np.ndarray, out: np.ndarray) -> None:
+    """Copy keys that begin at key_at, int64[n], one after the other. ends: int32[n + 1], where each begins; out:
+    uint8[].
+    """
+    n = key_at.shape[0]
+    for i in range(n):
+        prefetch(keys, np.int64(key_at[min(i + _AHEAD, n - 1)]))
+        copy_bytes(out, np.int64(ends[i]), keys, key_at[i], np.int64(ends[i + 1] - ends[i]))

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastkey.udfs.audit.runs import VersionRows, by_key, grouped, mixed, sums
+from lastkey.udfs.audit.runs import VersionRows, by_key, grouped, sums
 from lastkey.udfs.decode.partitioner import default_partitions
 
 AUDIT_KEYS: Final = pa.schema(
@@ -65,7 +65,7 @@ class KeysQuestion:
             np.unique([topic for topic, _ in units], return_inverse=True) if units else ([], np.zeros(0, int))
         )
         topic, partition = topic[unit], np.array([number for _, number in units], np.int32)[unit]
-        of_key = grouped(mixed(high, topic), topic, high, versions["low"][last])
+        of_key = grouped(topic, high, versions["low"][last])
         partitions = np.empty(len(last), np.int32)
         partitions[of_key.order] = np.diff(np.append(of_key.starts, len(last)))[of_key.of]
         counts = np.array(self.n_partitions, np.int32)[unit]
@@ -129,10 +129,8 @@ def add_partitions(parts: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, 
 def first_keys(keys: pa.Table, which: str, most: int) -> list[dict[str, Any]]:
     """Return the first keys of one of the kinds that a report shows, as rows of `audit_keys`."""
     wanted, order = FIRST[which]
-    keys = keys.filter(wanted)
-    if len(keys) > most:  # few have as many as the last of the first: only these are sorted
-        counts = np.asarray(keys[order[0]])
-        keys = keys.filter(pa.array(counts >= np.partition(counts, -most)[-most]))
     by = [*((name, "descending") for name in order), *((name, "ascending") for name in ("topic", "partition", "key"))]
-    rows = keys.take(pc.sort_indices(keys, sort_keys=by)[:most])
+    places = keys.select(list(dict.fromkeys([*(name for name, _ in by), "misplaced"])))
+    places = places.append_column("row", pa.array(np.arange(len(keys)))).filter(wanted)
+    rows = keys.take(places["row"].take(pc.select_k_unstable(places, most, sort_keys=by)))
     return list(rows.drop_columns("source").to_pylist())

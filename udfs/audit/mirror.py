@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lastkey.udfs.audit.pairs import PAIR_COLUMNS, PAIRS, Matches, match, pair_rows
-from lastkey.udfs.audit.runs import Bools, Groups, Ints, VersionRows, first_valid, sums
+from lastkey.udfs.audit.runs import Bools, Ints, VersionRows, first_valid, sums
 
 EQUAL, DELETED, UNKNOWN = "equal", "deleted", "unknown"
 LAWFUL: Final = (EQUAL, DELETED)
@@ -170,18 +170,12 @@ def _turned(matches: Matches, in_b: Bools) -> Bools:
 
 
 def _without_key(matches: Matches, keyless: Bools) -> _Outcomes:
-    equal, in_b = matches.equal, matches.in_b
-    at = equal.order[equal.starts]
+    at = np.flatnonzero(keyless & (matches.first == np.arange(len(keyless))))
     n_a, n_b = matches.n_a[at], matches.n_b[at]
     kind = np.select([n_a > n_b, n_a < n_b], [_CODE["missing_record"], _CODE["extra_record"]], _CODE[EQUAL])
-    ordered = Groups(equal.order, equal.starts)
-    a, b = (first_valid(ordered, side[equal.order]) for side in (~in_b, in_b))
-    a, b = (np.where(first < 0, -1, equal.order[first]) for first in (a, b))
-    chosen = np.flatnonzero(keyless[at])
+    a, b = np.where(n_a == 0, -1, at), np.where(n_a == 0, at, matches.copy[at])
     counts = n_a, n_b, np.maximum(n_a - n_b, 0), np.maximum(n_b - n_a, 0)
-    return _Outcomes(
-        kind[chosen].astype(np.int8), matches.unit[at][chosen], a[chosen], b[chosen], tuple(c[chosen] for c in counts)
-    )
+    return _Outcomes(kind.astype(np.int8), matches.unit[at], a, b, counts)
 
 
 def _units(matches: Matches, units: NDArray[np.int32]) -> dict[str, Any]:

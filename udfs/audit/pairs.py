@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lastkey.udfs.audit.runs import Bools, Groups, Ints, VersionRows, by_key, grouped, mixed, sums
+from lastkey.udfs.audit.group_kernels import Links, match_records
+from lastkey.udfs.audit.runs import Bools, Groups, Ints, VersionRows, by_key
 
 # Columns of `audit_pairs`. `mirror` writes findings, and rows for all that is lawful of a partition; `failover` has a
 # row with kind "partition" for each partition, and one with kind "lost" for each undelivered record without a copy
@@ -71,7 +72,7 @@ class Matches:
 
     versions: VersionRows
     keys: Groups
-    equal: Groups  # groups of equal records; its order holds positions in the order of `keys`
+    first: Ints  # position of the first of its equal records: of A, if A has one
     n_a: Ints  # equal records of A, for each row
     n_b: Ints
     occurrence: Ints  # among the equal records of its side, from 0
@@ -93,19 +94,10 @@ class Matches:
 
 def match(versions: VersionRows, *, ignore_timestamps: bool = False) -> Matches:
     """Match the records of both sides."""
-    keys = by_key(versions)
-    of_key, digest = keys.of, versions["digest"][keys.order]
-    more = () if ignore_timestamps else (versions["timestamp_ms"][keys.order],)
-    equal = grouped(mixed(digest, of_key, *more), of_key, digest, *more)
-    n = len(versions)
-    row, of = np.arange(n), equal.of
-    in_b = versions.side[keys.order][equal.order]
-    starts, n_b = equal.starts[of], sums(equal, in_b)[of]
-    n_a = np.diff(np.append(equal.starts, n))[of] - n_b
-    occurrence = row - starts - np.where(in_b, n_a, 0)
-    has_copy = occurrence < np.where(in_b, n_a, n_b)
-    other = np.where(has_copy, starts + occurrence + np.where(in_b, 0, n_a), 0)
-    copy = np.where(has_copy, equal.order[other], -1) if n else row
-    back = np.empty(n, np.int64)
-    back[equal.order] = row
-    return Matches(versions, keys, equal, n_a[back], n_b[back], occurrence[back], copy[back])
+    keys, n = by_key(versions), len(versions)
+    time = np.zeros(n, np.int64) if ignore_timestamps else versions["timestamp_ms"]
+    largest = int((keys.ends - keys.starts).max(initial=1))
+    links = Links(*np.empty((len(Links._fields), n), np.int64))
+    slots = np.empty(1 << (2 * largest - 1).bit_length(), np.int32)
+    match_records(keys.order, keys.starts, versions.side, versions["digest"], time, slots, links)
+    return Matches(versions, keys, links.first, links.n_a, links.n_b, links.occurrence, links.copy)

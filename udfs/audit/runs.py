@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lastkey.udfs.audit.entries import BINS, ENTRIES, GROUP_BINS, ONE_VERSION, bins
+from lastkey.udfs.audit.group_kernels import UNSORTED, KeyedRows, group_rows
 from lastkey.udfs.storage import open_file, open_root
 
 Bools = NDArray[np.bool_]
@@ -30,7 +31,6 @@ Ints = NDArray[np.int64]
 Unit = tuple[str, int]  # topic, partition
 ALL_PARTITIONS: Final = -1  # of a unit whose topic is compared as a whole
 _PLACES: Final = pa.schema([("side", pa.bool_()), ("unit", pa.int32()), ("partition", pa.int32())])
-_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _LEAST_BIN: Final = -BINS // 2
 _PART_ROWS: Final = 1 << 18
 _INDEXES: Final = 128  # of files that a process keeps, a megabyte each
@@ -212,58 +212,37 @@ class Groups(NamedTuple):
         return np.cumsum(new)
 
 
-def grouped(hashes: NDArray[np.uint64], *columns: NDArray[Any]) -> Groups:
-    """Group rows whose columns are equal; the order of rows within a group stays. hashes: of the columns."""
-    n = len(hashes)
-    bits = np.uint64(n.bit_length())
-    low = (np.uint64(1) << bits) - np.uint64(1)
-    keys = (hashes & ~low) | np.arange(n, dtype=np.uint64)
-    keys.sort()  # a row's number in the lower bits: a fifth of the time of np.lexsort
-    order, hashed = (keys & low).astype(np.int64), keys & ~low
-    same = hashed[1:] == hashed[:-1]
-    new = _differ(order, columns)
-    clash = same & new[1:]
-    if clash.any():  # of different groups with nearly the same hash: put these in order by all columns
-        of = np.cumsum(np.append(np.zeros(1, np.int64), ~same))
-        at = np.flatnonzero(np.isin(of, of[1:][clash]))
-        rows = order[at]
-        order[at] = rows[np.lexsort((np.arange(len(at)), *(column[rows] for column in columns), of[at]))]
-        new = _differ(order, columns)
-    return Groups(order, np.flatnonzero(new))
+def sorted_groups(rows: KeyedRows) -> Groups:
+    """Group rows by unit, high and low; in a group they are in the order of the other columns."""
+    n = len(rows.unit)
+    placed, order, of = np.arange(n), np.empty(n, np.int64), np.empty(n, np.int64)
+    n_groups = UNSORTED
+    while n_groups == UNSORTED:
+        slots, bounds = np.zeros(1 << max(2 * n - 1, 1).bit_length(), np.int32), np.zeros(2 * n + 2, np.int64)
+        n_groups = group_rows(rows, placed, slots, of, bounds, order)
+        if n_groups == UNSORTED:
+            placed = np.lexsort((rows.offset, rows.partition, rows.time))
+    return Groups(order, bounds[: 2 * n_groups : 2].copy())
 
 
-def _differ(order: Ints, columns: Sequence[NDArray[Any]]) -> Bools:
-    """Return bool[n]: which rows, in this order, differ from the one before."""
-    new = np.zeros(len(order), np.bool_)
-    new[:1] = True
-    for column in columns:
-        there = column[order]
-        new[1:] |= there[1:] != there[:-1]
-    return new
-
-
-def mixed(hashes: NDArray[Any], *more: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return hashes that depend on more columns too: uint64[n]."""
-    out = hashes.view(np.uint64).copy()
-    for column in more:
-        out = (out ^ (out >> np.uint64(29)) ^ column.astype(np.int64).view(np.uint64)) * _MIX
-    return out
+def grouped(unit: NDArray[Any], high: Ints, low: Ints) -> Groups:
+    """Group rows whose columns are equal; the order of rows within a group stays. low: spread evenly."""
+    none = np.zeros(len(unit), np.int64)
+    return sorted_groups(
+        KeyedRows(unit.astype(np.int64), high, low, none.astype(np.bool_), none, none.astype(np.int32), none)
+    )
 
 
 def by_key(versions: VersionRows) -> Groups:
     """Group the rows by unit and key, and records without a key by unit and digest. In a group those of A come first,
     each side's by time, where that counts, partition and offset.
     """
-    offset, side = versions["offset"], versions.side
+    unit = 2 * versions.unit.astype(np.int64) + versions["keyless"]
+    time = np.zeros(len(versions), np.int64)
     if versions.sides.timed:
         time = np.where(versions.timed, versions["timestamp_ms"], 0)
-        placed = np.lexsort((offset, versions.partition, time, side))
-    else:
-        placed = np.argsort(offset, kind="stable")
-        placed = placed[np.argsort(side[placed], kind="stable")]
-    columns = [column[placed] for column in (versions.unit, versions["keyless"], versions["high"], versions["low"])]
-    found = grouped(mixed(columns[2], columns[0], columns[1]), *columns)
-    return Groups(placed[found.order], found.starts)
+    high, low, offset = (versions[name] for name in ("high", "low", "offset"))
+    return sorted_groups(KeyedRows(unit, high, low, versions.side, time, versions.partition, offset))
 
 
 def last_valid(found: Groups, valid: Bools) -> Ints:

@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from lastkey.udfs.audit.runs import Groups, first_valid, grouped, last_valid, mixed, ranges, sums
+from lastkey.udfs.audit.group_kernels import KeyedRows
+from lastkey.udfs.audit.runs import Groups, first_valid, grouped, last_valid, ranges, sorted_groups, sums
 
 
 @pytest.mark.parametrize(("rows", "most"), [(0, 9), (1, 9), (10, 9), (1000, 9), (10**9, 9)])
@@ -20,21 +21,28 @@ def test_ranges_cover_all_bins(rows: int, most: int) -> None:
     assert all(a[1] == b[0] and a[0] < a[1] for a, b in itertools.pairwise(found))
 
 
-@pytest.mark.parametrize("kept_bits", [64, 58, 3], ids=["good hashes", "poor hashes", "nearly none"])
-@pytest.mark.parametrize("seed", range(5))
-def test_groups_are_exact_whatever_the_hashes(seed: int, kept_bits: int) -> None:
-    """Rows of different groups may have the same upper bits of their hashes: most have, if few bits are kept."""
+@pytest.mark.parametrize("n_hashes", [300, 6, 1], ids=["good hashes", "poor hashes", "none"])
+@pytest.mark.parametrize("few", [True, False], ids=["small groups", "large groups"])
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_are_exact_whatever_the_hashes(seed: int, few: bool, n_hashes: int) -> None:
+    """A group's rows are in order, A's first, also where many are out of order; slots may be shared by all groups."""
     rng = random.Random(seed)
-    first = np.array([rng.randrange(6) for _ in range(300)], np.int64)
-    second = np.array([rng.randrange(4) for _ in range(300)], np.int32)
-    hashes = mixed(first, second) & ~np.uint64((1 << (64 - kept_bits)) - 1)
-    found = grouped(hashes, first, second)
-    slow: dict[tuple[int, int], list[int]] = {}
-    for row, key in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
-        slow.setdefault(key, []).append(row)
-    rows = [found.order[a:b].tolist() for a, b in zip(found.starts, found.ends, strict=True)]
-    assert sorted(rows) == sorted(slow.values())
+    n, n_units = (300, 60) if few else (2000, 3)
+    unit, low = ([rng.randrange(most) for _ in range(n)] for most in (n_units, n_hashes))
+    high = [rng.randrange(4) - 2 for _ in range(n)]
+    side = [rng.random() < 0.5 for _ in range(n)]
+    places = [[rng.randrange(most) for _ in range(n)] for most in (3, 2, 10**9)]
+    columns = [np.array(column, np.int64) for column in (unit, high, low, *places)]
+    rows = KeyedRows(*columns[:3], np.array(side), columns[3], columns[4].astype(np.int32), columns[5])
+    found, slow = sorted_groups(rows), dict[tuple[int, ...], list[int]]()
+    keys = list(zip(unit, high, low, strict=True))
+    for row in sorted(range(n), key=lambda row: (side[row], *(place[row] for place in places))):
+        slow.setdefault(keys[row], []).append(row)
+    groups = [found.order[a:b].tolist() for a, b in zip(found.starts, found.ends, strict=True)]
+    assert sorted(groups) == sorted(slow.values())
     assert [found.of[a] for a in found.starts] == list(range(len(found.starts)))
+    plain = grouped(*columns[:3])
+    assert all(np.all(np.diff(plain.order[a:b]) > 0) for a, b in zip(plain.starts, plain.ends, strict=True))
 
 
 def test_reductions() -> None:
@@ -42,5 +50,5 @@ def test_reductions() -> None:
     valid = np.array([False, False, True, False, True])
     assert (first_valid(groups, valid).tolist(), last_valid(groups, valid).tolist()) == ([-1, 2], [-1, 4])
     assert sums(groups, valid).tolist() == [0, 2]
-    none = grouped(np.zeros(0, np.uint64), np.zeros(0, np.int64))
+    none = grouped(*np.zeros((3, 0), np.int64))
     assert [len(of(none, np.zeros(0, np.bool_))) for of in (first_valid, last_valid, sums)] == [0, 0, 0]
