@@ -35,7 +35,7 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
         "partitions.status": "`cleaned`, `not_due`, `uncleanable`, `conflict`, or `stopped` (interrupted, "
         "or out of time)",
         "partitions.generation": "number of the committed generation; null: none",
-        "partitions.anew": "`--reset` started the partition over from the archive alone",
+        "partitions.reset": "`--reset` started the partition over from the archive alone",
         "partitions.problem": "null, or `kind path position expected found base_offset hint`",
         "partitions.state": "null, or the state of a partition with a problem: `uncleanable`, `diverged`, `gap`",
         "partitions.held_back": "reasons why the partition is not due: `rule` (see below), `offset` (first one that is "
@@ -120,7 +120,7 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
     "replay": {
         "cluster": "bootstrap servers",
         "group": "consumer group that holds the progress",
-        "partitions": "`topic partition target start next_offset records transactions without_time problem`",
+        "partitions": "`topic partition target start next_offset records transactions without_timestamp problem`",
     },
     "restore": {
         "beyond": "what the archive holds beyond the end of the restored partitions",
@@ -131,14 +131,14 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
     },
     "vacuum": {
         "kept": "generations that may be the only copy of offsets: `offsets` has pairs of first and last",
-        "generations": "every generation, with `because` and `goes`",
+        "generations": "every generation, with `because`, the rules that keep it; `selected`: vacuum deletes it",
     },
     "erase": {
         "erasure": "id of the set of keys",
         "erased": "report of the compaction that erases",
         "searched": "report of the search, with places, keys and proof",
         "remains": "what is left, with `generations`, current ones too",
-        "result": "`gone`, `older`, `held` or `unknown`",
+        "result": "`erased`, `vacuum_needed`, `incomplete` or `unknown`",
     },
     "runs": {
         "runs": "`run_id now_ms started_ms ended_ms outcome job exit_code user host pid application version error "
@@ -152,9 +152,9 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
         "end_ms refreshed`, with `--queries` `queries output answers`",
     },
     "policies": {
-        "topics": "`topic settings left_out`",
-        "made_ms": "time of the cluster's state that the settings show",
-        "made_offset": "its offset in `__cluster_metadata`; null: unknown",
+        "topics": "`topic settings ignored_settings`",
+        "metadata_time_ms": "time of the cluster's state that the settings show",
+        "metadata_offset": "its offset in `__cluster_metadata`; null: unknown",
     },
     "report": {
         "archives": "with several archives: a `name` and the report of each",

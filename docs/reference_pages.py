@@ -223,7 +223,7 @@ def tables_page() -> str:
         "[Audits](/reference/audits.md) explains the tables `audit_*`.",
     ]
     for name, schema in kinds.items():
-        listed = ((f"`{f.name}`", f"`{_short(f.type)}`", comments.get(f.name, "")) for f in schema)
+        listed = ((f"`{f.name}`", f"`{_short(f.type)}`", comments.get(rows.field_name(f.name), "")) for f in schema)
         out += [f"## {name}", table(("column", "type", "meaning"), listed)]
     return "\n\n".join(out)
 

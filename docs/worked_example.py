@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lastkey.logformat.layout import BATCH_HEADER, field_offset
-from tests.builders.folders import Archived, Outcome, archived_at, compact, plan_of
+from tests.builders.folders import Archived, Outcome, archived_at, compact, make_plan
 from tests.builders.logs import START_MS, write_partition
 from tests.reference.cleaner import Settings
 from tests.reference.log import Batch, Record, decode_log
@@ -45,7 +45,7 @@ def run(folder: Path) -> Passes:
 
 
 def _pass(archived: Archived, store: Path, now_ms: int) -> Outcome:
-    return compact(plan_of(archived, store, SETTINGS, now_ms=now_ms, log_start_offset=0))
+    return compact(make_plan(archived, store, SETTINGS, now_ms=now_ms, log_start_offset=0))
 
 
 def batches(path: Path) -> list[Batch]:

@@ -195,8 +195,12 @@ class ProfiledPartition:
     def codecs(self) -> pd.DataFrame:
         """Batches, stored bytes, decompressed bytes and their ratio, by codec."""
         rows = [{"codec": codec, **asdict(c)} for s in self.found.segments for codec, c in s.codecs.items()]
-        table = pd.DataFrame(rows, columns=["codec", "batches", "stored_bytes", "plain_bytes"]).groupby("codec").sum()
-        return table.assign(ratio=table.plain_bytes / table.stored_bytes)
+        table = (
+            pd.DataFrame(rows, columns=["codec", "batches", "stored_bytes", "uncompressed_bytes"])
+            .groupby("codec")
+            .sum()
+        )
+        return table.assign(ratio=table.uncompressed_bytes / table.stored_bytes)
 
     @property
     def hot_keys(self) -> pd.DataFrame:

@@ -59,7 +59,7 @@ class RebuildReport(JobReport):
 
     job = "rebuild-state"
     done = "{store}: state of {decided:partition} {dry_run:would}made again"
-    facts = "store dry_run partitions=decided left_out"
+    facts = "store dry_run partitions=decided skipped"
     text_tables = (
         TextTable(
             "decided",
@@ -71,10 +71,10 @@ class RebuildReport(JobReport):
     store: str
     dry_run: bool
     decided: list[Commit] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
     def _lines(self) -> list[str]:
-        return labelled("left out", self.left_out)
+        return labelled("skipped", self.skipped)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _commits_that_count(
             if any(has_erasures if one is None else parse_bounds(one.checkpoint) for one in committed):
                 what = "records of it were erased, or may have been"
                 raise UsageError(message=f"--choose {name}=none: {what}, {_WOULD_RETURN}")
-            report.left_out.append(name)
+            report.skipped.append(name)
             continue
         counts = (
             _chosen(candidates, chosen[key], run_id, has_erasures=has_erasures) if key in chosen else _plain(candidates)

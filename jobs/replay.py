@@ -76,7 +76,7 @@ def run(options: ReplayOptions, progress: Progress) -> ReplayReport:
     progress.start("replay", sum(sizes), BYTES)
     report.partitions = each(replay_partition, tasks, "replay", options, report, progress, sizes=sizes)
     progress.close()
-    without = sum(p.without_time for p in report.partitions)
+    without = sum(p.without_timestamp for p in report.partitions)
     if without:
         report.notes.append(f"{counted(without, 'record')} had no timestamp, or 0, and got the time of this run")
     report.seconds["total"] = round(time.monotonic() - began, 3)

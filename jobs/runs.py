@@ -30,7 +30,7 @@ class RunPartition:
 
     facts: ClassVar[str] = (
         "topic=row.topic partition=row.partition generation_before=row.generation_before "
-        "generation=row.generation_after anew=row.anew records_read=row.records_read records_kept=row.records_left "
+        "generation=row.generation_after reset=row.reset records_read=row.records_read records_kept=row.records_left "
         "expired=row.went bytes_before=row.bytes_before bytes_after=row.bytes_after back_to seconds"
     )
     row: RunRow
@@ -205,6 +205,6 @@ def _by(row: JobRow | None) -> str:
 
 def _note(row: RunRow) -> str:
     name, n_expired = partition_folder(row.topic, row.partition), sum(one.segments for one in row.went)
-    parts = [f"{name} started over"] if row.anew else []
+    parts = [f"{name} started over"] if row.reset else []
     parts += [f"{name} went back to generation {row.back_to}"] if row.back_to else []
     return "; ".join([*parts, *([f"{name}: {counted(n_expired, 'segment')} expired"] if n_expired else [])])

@@ -77,11 +77,11 @@ class OnlyCopy(GenerationRow):
 
 
 class JudgedGeneration(GenerationRow):
-    """Committed generation, and why it stays or goes."""
+    """Committed generation, and whether it is kept or deleted, and why."""
 
     started_ms: int | None
     because: list[str]
-    goes: bool
+    selected: bool  # to be deleted
 
 
 class DeletedFiles(TypedDict):
@@ -148,7 +148,7 @@ class VacuumReport(JobReport):
             made = f" of {moment(row['started_ms'], TO_THE_MINUTE)}" if row["started_ms"] is not None else ""
             why = ", ".join(row["because"]) or "nothing keeps it"
             of = f"{partition_name(row)}: generation {row['generation']}{made}"
-            yield f"{'goes' if row['goes'] else 'stays'}: {of}: {why}"
+            yield f"{'delete' if row['selected'] else 'keep'}: {of}: {why}"
         if self.audits:
             yield f"{'would be deleted' if self.dry_run else 'deleted'}: {', '.join(self.audits)}"
 
@@ -243,9 +243,9 @@ def _chosen(
         folders = [folder for folder in run_folders_left if options.topics.takes(folder.key[0])]
         kept = _kept(state, folders, young_ms, options, report)
         chosen = [(folder, _unused_files(folder, *kept)) for folder in folders]
-        goes = {folder.run for folder, gone in chosen if gone is not None}
+        selected = {folder.run for folder, gone in chosen if gone is not None}
         for row in report.generations:
-            row["goes"] = ((row["topic"], row["partition"]), row["generation"], row["run_id"]) in goes
+            row["selected"] = ((row["topic"], row["partition"]), row["generation"], row["run_id"]) in selected
         # Empty folders too: a run may be about to write into one
         doomed = [folder.path for folder, gone in chosen if gone is not None]
         step("folders chosen")
@@ -332,7 +332,7 @@ def _kept(
             **_generation(f.run),
             "started_ms": times.get(f.path),
             "because": [*([by_rule[f.run]] if f.run in by_rule else []), *(text for text, of in why if f.run in of)],
-            "goes": False,
+            "selected": False,
         }
         for f in committed
     ]

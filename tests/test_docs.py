@@ -355,7 +355,7 @@ def test_modules_that_are_named_exist():
     assert {(path, name) for path, name in named if name not in there | other} == set()
 
 
-def test_nothing_names_a_machine():
+def test_no_page_names_a_machine():
     places = re.compile(r"(?<![\w.~$-])/(?:root|work/[a-z]|home/[a-z]|tmp/w)(?:/|\b)")
     kinds = (".py", ".md", ".toml", ".sh", ".java", ".spec", ".txt", ".properties", ".xml", ".conf")
     files = [path for folder in (*FOLDERS, ".ci") for path in files_in(ROOT / folder, "**/*")] + list(ROOT.glob("*"))

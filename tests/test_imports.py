@@ -200,7 +200,7 @@ ONLY_IN = {
 LONGEST, LONGEST_OF_KERNELS = 500, 350  # lines
 
 
-def module_of(name: str) -> str | None:
+def find_module(name: str) -> str | None:
     """Return the module of ours that a dotted name is, or lies in, without `lastkey.`; None: somebody else's."""
     top, _, rest = name.partition(".")
     parts = rest.split(".")
@@ -217,7 +217,7 @@ def within(module: str, room: str) -> bool:
     return module == room or module.startswith(room + ".") or module == f"{room}.__init__"
 
 
-def floor_of(module: str) -> str:
+def find_floor(module: str) -> str:
     """Return the entry of FLOORS that a module belongs to."""
     names = [room for room in FLOORS if within(module, room) and (room not in PACKAGES or module == f"{room}.__init__")]
     assert names, f"{module}: in no room of the table"
@@ -245,8 +245,8 @@ def imports(path: Path) -> list[str]:
 
 def wrong_with(module: str, name: str) -> str | None:
     """Return why a module may not import a name; None: it may."""
-    package, floor, top = module.partition(".")[0], floor_of(module), name.partition(".")[0]
-    ours = module_of(name)
+    package, floor, top = module.partition(".")[0], find_floor(module), name.partition(".")[0]
+    ours = find_module(name)
     if ours is None:
         if top not in sys.stdlib_module_names and name != "lastkey" and top not in THIRD_PARTY[package]:
             return f"no package of {package}'s"
@@ -293,7 +293,7 @@ def test_the_check_of_imports_finds_each_kind_of_offence():
 
 
 def test_the_table_names_exactly_the_rooms_that_exist():
-    assert {floor_of(module) for module in SOURCES} == set(FLOORS)
+    assert {find_floor(module) for module in SOURCES} == set(FLOORS)
     named = {room for rooms in FLOORS.values() for room in rooms} | set(ONLY_IN.values()) | FOR_KERNELS
     assert not {room for room in named if not any(within(module, room) for module in SOURCES)}
 
@@ -301,7 +301,7 @@ def test_the_table_names_exactly_the_rooms_that_exist():
 def defined_elsewhere(path: Path) -> Iterator[str]:
     """Yield what is imported from a module of ours that has it from another one: a way around FLOORS."""
     for node in nodes(path):
-        if isinstance(node, ast.ImportFrom) and (ours := module_of(node.module or "")) and ours in SOURCES:
+        if isinstance(node, ast.ImportFrom) and (ours := find_module(node.module or "")) and ours in SOURCES:
             passed_on = {name.rpartition(".")[2] for name in imports(SOURCES[ours])}
             yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name in passed_on)
 
@@ -318,11 +318,11 @@ def test_names_are_imported_from_where_they_are_defined():
 def test_no_import_runs_in_a_circle():
     """Imports between modules and between rooms have no cycles."""
     modules = {
-        module: {ours for name in imports(path) if (ours := module_of(name))} for module, path in SOURCES.items()
+        module: {ours for name in imports(path) if (ours := find_module(name))} for module, path in SOURCES.items()
     }
     rooms: dict[str, set[str]] = {}
     for module, used in modules.items():
-        rooms.setdefault(floor_of(module), set()).update(floor_of(ours) for ours in used)
+        rooms.setdefault(find_floor(module), set()).update(find_floor(ours) for ours in used)
     for graph in (modules, rooms):
         graphlib.TopologicalSorter({key: used - {key} for key, used in graph.items()}).prepare()  # raises CycleError
 
@@ -386,7 +386,7 @@ def test_delta_lies_in_one_room():
     assert all(within(module, "jobs.store") for module in formats), formats
 
 
-def test_only_the_command_line_prints():
+def test_no_module_but_the_command_line_prints():
     """No module prints; stdout is the command line's."""
     users = {
         module
@@ -441,5 +441,5 @@ def test_the_kernel_cache_sees_every_kernel():
     assert compiled <= stamped
     for module, path in SOURCES.items():  # and what they are made of
         if path in compiled:
-            made_of = {SOURCES[ours] for name in imports(path) if (ours := module_of(name))}
+            made_of = {SOURCES[ours] for name in imports(path) if (ours := find_module(name))}
             assert made_of <= stamped | {SOURCES["logformat.jit"]}, module

@@ -62,7 +62,7 @@ class SearchedFile:
 class Dumped:
     """Result for one dumped file."""
 
-    facts: ClassVar[str] = "path text=name bytes=bytes_written problems=n_problems said=tool_lines"
+    facts: ClassVar[str] = "path text=name bytes=bytes_written problems=n_problems messages=tool_lines"
 
     path: str
     name: str

@@ -71,7 +71,7 @@ class Replayed:
     next_offset: int | None = None  # committed
     records: int = 0
     transactions: int = 0
-    without_time: int = 0  # records that have no timestamp, or 0, and get the clock's
+    without_timestamp: int = 0  # records that have no timestamp, or 0, and get the clock's
     problem: Problem | None = field(default=None)
 
 
@@ -218,7 +218,7 @@ class _Writer:
             return
         self.begin(self._next)
         times = pc.max_element_wise(batch["timestamp_ms"], 0)  # to librdkafka 0 is none too
-        self.done.without_time += int(pc.sum(pc.equal(times, 0)).as_py())
+        self.done.without_timestamp += int(pc.sum(pc.equal(times, 0)).as_py())
         given = [batch["value"].to_pylist(), batch["key"].to_pylist(), repeat(self._to), *[repeat(None)] * 2]
         given.append(times.to_pylist())
         if pc.sum(pc.list_value_length(batch["headers"])).as_py():

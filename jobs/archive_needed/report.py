@@ -66,11 +66,12 @@ class ArchiveNeededReport(JobReport):
     text_tables = (
         TextTable(
             "answers",
-            "name:partition generation gone:not_needed gone_bytes:bytes n:needed n_bytes:bytes from_offset because",
+            "name:partition generation n_deletable:not_needed deletable_bytes:bytes n:needed n_bytes:bytes from_offset "
+            "because",
             {
                 "name": lambda a: partition_name(a.archived),
-                "gone": lambda a: len(a.not_needed),
-                "gone_bytes": lambda a: _sum(a.not_needed)["bytes"],
+                "n_deletable": lambda a: len(a.not_needed),
+                "deletable_bytes": lambda a: _sum(a.not_needed)["bytes"],
                 "n": lambda a: len(a.needed),
                 "n_bytes": lambda a: _sum(a.needed)["bytes"],
                 "from_offset": lambda a: a.needed[0].base_offset if a.needed else "",

@@ -101,7 +101,7 @@ def _run_row(
         splits=r.work.splits,
         versions=json.dumps(_versions()),
         engine=engine,
-        anew=reset and before is not None,
+        reset=reset and before is not None,
         compacted=r.log.compacted,
         expired=json.dumps([astuple(one) for one in r.log.expired]) if r.log.expired else None,
         erased_offsets=json.dumps(r.erased_offsets, separators=(",", ":")) if r.erased_offsets else None,

@@ -66,12 +66,12 @@ class PartitionRow:
 
     facts: ClassVar[str] = (
         " ".join(f"{name}=result.{path or name}" for name, _, path in (of.partition("=") for of in _OF_RESULT.split()))
-        + " state=result.problem.state status generation anew bytes_after_is_estimate segments_after gaps bytes"
+        + " state=result.problem.state status generation reset bytes_after_is_estimate segments_after gaps bytes"
     )
     result: PartitionResult
     status: str
     generation: int | None
-    anew: bool
+    reset: bool
     bytes_after_is_estimate: bool
     segments_after: int
     gaps: list[list[int]]
@@ -167,7 +167,7 @@ class CompactReport(JobReport):
             result=r,
             status=self._status(r),
             generation=self.generations.get(partition_key(r)),
-            anew=partition_key(r) in self.reset,
+            reset=partition_key(r) in self.reset,
             bytes_after_is_estimate=self.dry_run and rebuilt and _compressed(r),
             segments_after=len(r.log.segments),
             gaps=[[gap.first, gap.last] for gap in r.log.gaps],

@@ -19,11 +19,11 @@ from lastkey.udfs.problem import Problem
 
 Row = TypeVar("Row", bound=GenerationRow)
 _RESULTS: Final = {
-    "gone": "the store holds none of these keys",
-    "older": "not gone yet: no current generation holds these keys, but other files of the store do: do what is said "
-    "of each, then erase --check",
-    "held": "not erased everywhere: see the problems",
-    "unknown": "not known: some places could not be searched: see the problems",
+    "erased": "the store holds none of these keys",
+    "vacuum_needed": "no current generation holds these keys, but other files of the store do: follow the hint for "
+    "each, then run erase --check",
+    "incomplete": "not erased everywhere: see the problems",
+    "unknown": "unknown, because some places could not be searched: see the problems",
     None: "nothing was searched",
 }
 
@@ -75,12 +75,12 @@ class EraseReport(JobReport):
 
     @property
     def result(self) -> str:
-        """Result of the search of the store: gone, older (only what `vacuum --erased` deletes), held, unknown."""
+        """Result of the search of the store: a key of `_RESULTS`."""
         if self.remains.current or (self.erased is not None and self.erased.problems):
-            return "held"
+            return "incomplete"
         if self.searched is None or self.searched.problems or self.other_problems:
             return "unknown"
-        return "older" if self.remains.older or self.remains.elsewhere else "gone"
+        return "vacuum_needed" if self.remains.older or self.remains.elsewhere else "erased"
 
     def figures(self) -> dict[str, Any]:
         """Return the run's figures for monitoring and, after a search, what the store keeps of the erasure."""

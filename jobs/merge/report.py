@@ -51,7 +51,7 @@ class MergeReport(JobReport):
     def _lines(self) -> Iterable[str]:
         for p in self.partitions:
             name = f"{p.topic}-{p.partition}"
-            if not p.refused and (len(p.ranges) > 1 or p.ranges_left_out):
+            if not p.refused and (len(p.ranges) > 1 or p.ranges_omitted):
                 yield from some(labelled(f"{name}: taken", _ranges(p)))
             for copy in p.copies:
                 yield from some(labelled(f"{name}: {copy.copy}", _copy_lines(copy)))
@@ -65,8 +65,8 @@ def _needs_attention(copy: CopyFacts) -> bool:
 def _ranges(p: MergedPartition) -> Iterator[str]:
     for one in p.ranges:
         yield f"offsets {one.first} to {one.last} from {one.copy}: {_REASONS[one.reason]}"
-    if p.ranges_left_out:
-        yield f"and {p.ranges_left_out:,} more ranges"
+    if p.ranges_omitted:
+        yield f"and {p.ranges_omitted:,} more ranges"
 
 
 def _copy_lines(copy: CopyFacts) -> Iterator[str]:

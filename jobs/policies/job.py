@@ -53,7 +53,7 @@ _EXPECTED: Final = (
 class TopicPolicy:
     """Topic with its table."""
 
-    facts: ClassVar[str] = "topic settings=table.settings left_out=table.left_out"
+    facts: ClassVar[str] = "topic settings=table.settings ignored_settings=table.ignored"
     topic: str
     table: TopicTable
 
@@ -64,7 +64,7 @@ class PoliciesReport(JobReport):
 
     job = "policies"
     done = "{policies:topic} in {output}"
-    facts = "output sources made_ms=_state_facts.time_ms made_offset=_state_facts.offset topics=_topics"
+    facts = "output sources metadata_time_ms=_state_facts.time_ms metadata_offset=_state_facts.offset topics=_topics"
 
     made: ClusterState = field(default_factory=ClusterState)
     sources: tuple[str, ...] = ()

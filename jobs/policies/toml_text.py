@@ -18,7 +18,7 @@ class TopicTable:
     """Table of one topic, and its own settings that are left out."""
 
     settings: dict[str, Value]
-    left_out: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 def policy(configs: ClusterConfigs, topic: str, *, retention: bool) -> TopicTable:
@@ -55,7 +55,7 @@ def policies_text(
     for topic, of in sorted(policies.items()):
         lines += ["", f'[topics."{topic}"]']
         lines += [f'"{name}" = {toml_value(value)}' for name, value in of.settings.items()]
-        lines += [f"# without effect here: {_comment(', '.join(of.left_out))}"] if of.left_out else []
+        lines += [f"# without effect here: {_comment(', '.join(of.ignored))}"] if of.ignored else []
     text = "\n".join(lines) + "\n"
     parse_config(tomllib.loads(text), "policies")
     return text

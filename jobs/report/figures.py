@@ -96,7 +96,7 @@ def compression(profiles: Sequence[PartitionProfile]) -> Plot | None:
     for p in profiles:
         for s in p.segments:
             for codec, c in s.codecs.items():
-                row = (c.stored_bytes, c.plain_bytes, c.batches)
+                row = (c.stored_bytes, c.uncompressed_bytes, c.batches)
                 by_codec[codec] = [a + b for a, b in zip(by_codec[codec], row, strict=True)]
     rows = sorted(by_codec.items(), key=lambda item: -item[1][0])
     if not rows:

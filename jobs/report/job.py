@@ -147,7 +147,7 @@ def _read_store(
         f"generation {run.generation_before} from before until vacuum --give-up deletes it"
         for _, chain in sorted(report.history.items())
         for run in chain
-        if run.anew
+        if run.reset
     ]
     return wanted, load_manifests(state, wanted.values())
 

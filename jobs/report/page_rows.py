@@ -54,12 +54,12 @@ def partition_facts(p: PartitionProfile) -> list[tuple[str, str]]:
         ]
     if p.expiring:
         out.append(("would expire", by_rule(p.expiring)))
-    lag = max((s.largest_lag_ms for s in p.segments), default=0)
+    lag = max((s.max_lag_ms for s in p.segments), default=0)
     out.append(("out of order", counted(p.total("out_of_order"), "record") + (f", by up to {lag:,} ms" if lag else "")))
     for label, column in (
         ("without a key", "null_keys"),
         ("aborted", "aborted"),
-        ("without a time", "without_time"),
+        ("without timestamp", "without_timestamp"),
         ("tombstones with a horizon", "tombstones_with_horizon"),
     ):
         if p.total(column):

@@ -56,7 +56,7 @@ def make_rollback(old: Commit, number: int, run_id: str, parent_run_id: str, now
     return replace(
         old,
         checkpoint=replace(old.checkpoint, **new, **files, erased=erased),
-        run=replace(run, seconds="{}", anew=False, expired=None, **values),
+        run=replace(run, seconds="{}", reset=False, expired=None, **values),
         partition_state=old.partition_state and replace(old.partition_state, **new),
     )
 

@@ -38,7 +38,8 @@ _AT_ONCE: Final = 8
 
 def to_json(commit: Commit) -> bytes:
     """Return the manifest as bytes."""
-    generation = dataclasses.asdict(commit) | {"segments": rows.segment_rows(commit)}
+    run, segments = rows.columns(commit.run), rows.segment_rows(commit)
+    generation = dataclasses.asdict(commit) | {"segments": segments, "run": run}
     return json.dumps({"format": rows.FORMAT, "crc32c": _checksum(generation), "generation": generation}).encode()
 
 

@@ -40,7 +40,8 @@ _REQUIRED = (
     "txn_index_bytes", "offset_index_bytes", "time_index_bytes",
 )  # fmt: skip
 # The facts of a written segment that its row holds: name -> type
-_FIELDS = {"applied_to": "deduplicated_through"}  # column -> field of Segment, if their names differ
+_FIELDS = {"applied_to": "deduplicated_through", "anew": "reset"}  # column -> field, if their names differ
+_COLUMNS = {field: column for column, field in _FIELDS.items()}
 _TYPES = get_type_hints(Segment) | dict.fromkeys(_DEAD, int)
 SEGMENT_COLUMNS: dict[str, Any] = {
     name: _TYPES[_FIELDS.get(name, name)]
@@ -196,7 +197,7 @@ class RunRow(RunWork):
     that died.
     """
 
-    anew: bool = False  # --reset: made of the archive alone; the generation before may be the only copy of its records
+    reset: bool = False  # --reset: made of the archive alone; the generation before may be the only copy of its records
     expired: str | None = None  # JSON an Expired each: what retention deleted
     compacted: bool = True  # False: retention alone ran
     dropped_expired: int = 0  # records older than retention.ms inside segments that stay, by retention.exact
@@ -352,7 +353,8 @@ def _folder(row: Checkpoint | RunRow, generation: int) -> str:
 def arrow_schema(kind: type[Any]) -> pa.Schema:
     """Return the columns of a row's dataclass."""
     if kind not in _SCHEMAS:
-        _SCHEMAS[kind] = pa.schema([(name, _arrow_type(name, hint)) for name, hint in get_type_hints(kind).items()])
+        hints = get_type_hints(kind).items()
+        _SCHEMAS[kind] = pa.schema([(_COLUMNS.get(name, name), _arrow_type(name, hint)) for name, hint in hints])
     return _SCHEMAS[kind]
 
 
@@ -361,9 +363,19 @@ def _arrow_type(name: str, hint: Any) -> pa.DataType:
     return pa.int32() if name in INT32 else _ARROW[base]
 
 
+def field_name(column: str) -> str:
+    """Return the field of a row's dataclass that holds a column."""
+    return _FIELDS.get(column, column)
+
+
+def columns(row: _Dataclass) -> dict[str, Any]:
+    """Return the values of a row by column."""
+    return {_COLUMNS.get(name, name): value for name, value in vars(row).items()}
+
+
 def to_arrow(kind: type[Row], rows: Iterable[Row]) -> pa.Table:
     """Return rows as an Arrow table."""
-    return pa.Table.from_pylist([vars(row) for row in rows], arrow_schema(kind))
+    return pa.Table.from_pylist([columns(row) for row in rows], arrow_schema(kind))
 
 
 def run_schema() -> pa.Schema:
@@ -374,7 +386,7 @@ def run_schema() -> pa.Schema:
 
 def runs_to_arrow(runs: Iterable[RunRow | JobRow]) -> pa.Table:
     """Return rows of `cleaner_runs`."""
-    return pa.Table.from_pylist([vars(run) for run in runs], run_schema())
+    return pa.Table.from_pylist([columns(run) for run in runs], run_schema())
 
 
 def runs_in(table: pa.Table) -> list[RunRow]:
@@ -424,7 +436,7 @@ def from_checkpoints(table: pa.Table) -> dict[Key, Checkpoint]:
 
 def manifest_row(segment: Segment) -> dict[str, Any]:
     """Return the values of SEGMENT_COLUMNS of a segment."""
-    return {name: getattr(segment, _FIELDS.get(name, name)) for name in SEGMENT_COLUMNS}
+    return {name: getattr(segment, field_name(name)) for name in SEGMENT_COLUMNS}
 
 
 def segment_rows(commit: Commit) -> list[dict[str, Any]]:
@@ -439,7 +451,7 @@ def parse_segment(entry: Mapping[str, Any]) -> Segment:
         name: entry[name] for name in SEGMENT_COLUMNS if name not in _DEAD and (name in entry or name in _REQUIRED)
     }
     values = {name: value for name, value in given.items() if value is not None or name in _REQUIRED}
-    return Segment(**{_FIELDS.get(name, name): value for name, value in values.items()})
+    return Segment(**{field_name(name): value for name, value in values.items()})
 
 
 def manifests_in(table: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:
@@ -465,7 +477,7 @@ def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:
     """Return the rows of an Arrow table with these columns, and perhaps others. A column that is missing or null, as in
     rows that are older than it, takes its default.
     """
-    names = [f.name for f in dataclasses.fields(kind) if f.name in table.column_names]
+    names = [column for column in _column_defaults(kind) if column in table.column_names]
     return [parse_row(kind, row) for row in table.select(names).to_pylist()]
 
 
@@ -473,13 +485,12 @@ def parse_row(kind: type[Row], values: Mapping[str, Any]) -> Row:
     """Return a row from the values in a table or file. A column that is missing or null, as in older rows, takes its
     default; columns of newer versions are ignored.
     """
-    columns, missing = _column_defaults(kind).items(), dataclasses.MISSING
-    return kind(
-        **{c: values[c] for c, default in columns if c in values and (values[c] is not None or default is missing)}
-    )
+    defaults, missing = _column_defaults(kind).items(), dataclasses.MISSING
+    given = {c: values[c] for c, default in defaults if c in values and (values[c] is not None or default is missing)}
+    return kind(**{field_name(column): value for column, value in given.items()})
 
 
 @cache
 def _column_defaults(kind: type) -> dict[str, Any]:
     """Return the columns of a kind of rows, with their defaults: dataclasses lists them again for each row."""
-    return {f.name: f.default for f in dataclasses.fields(kind) if f.init}
+    return {_COLUMNS.get(f.name, f.name): f.default for f in dataclasses.fields(kind) if f.init}

@@ -121,14 +121,14 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     checkpoints = select_topics(options.topics, current)
     commits = _commits(options, store, checkpoints, report)
     manifests = load_manifests(tables, (commit.checkpoint for commit in commits.values()))
-    parents = read_manifests(store, [commit.parent for commit in commits.values() if not commit.run.anew])
+    parents = read_manifests(store, [commit.parent for commit in commits.values() if not commit.run.reset])
     runs = {key: commit.run for key, commit in commits.items()}
     uris = {_choose_archive(options, r) for r in runs.values()}
     archives = {uri: _archive_now(uri, options, report) for uri in sorted(uris)}
     report.seconds["state"] = time.perf_counter() - at
     plans = []
     for key, run in sorted(runs.items()):
-        if run.anew:
+        if run.reset:
             report.notes.append(
                 f"{key[0]}-{key[1]}: generation {run.generation_after} started over (--reset); compared with the "
                 f"archive that it was made from, not with generation {run.generation_before}"

@@ -76,7 +76,7 @@ def plan_generation(
     segments = _located(run, manifest, roots)
     start_before = _start_before(run, previous, current)
     missing_parent, parent = _parent(run, previous, start_before, archived, roots, manifest)
-    parent_known = run.parent_run_id is None or run.anew or previous is not None
+    parent_known = run.parent_run_id is None or run.reset or previous is not None
     return GenerationPlan(
         side=_plan_side_files(run, segments, archived, settings, store.uri, chunk_bytes),
         manifest=tuple(manifest),
@@ -164,7 +164,7 @@ def _start_before(run: RunRow, previous: Commit | None, current: Checkpoint) -> 
     """Return the log start before the run. If the run's parent is unknown, retention of earlier runs tells it."""
     if previous is not None:
         return previous.checkpoint.log_start_offset
-    if run.parent_run_id is None or run.anew:
+    if run.parent_run_id is None or run.reset:
         return 0
     first: list[int] = [one[1] for one in json.loads(run.expired or "[]")]
     return min(current.expired_until, run.log_start_offset, *first)
@@ -220,7 +220,7 @@ def _began_at(run: RunRow, archived: ArchivedPartition | None, start_before: int
     if not run.expired:
         return run.log_start_offset
     by_checkpoint, by_segment = _log_starts(archived) if archived is not None else (0, 0)
-    known = [start_before, by_checkpoint, by_segment if run.parent_run_id is None or run.anew else 0]
+    known = [start_before, by_checkpoint, by_segment if run.parent_run_id is None or run.reset else 0]
     return max(start for start in known if start <= run.log_start_offset)
 
 

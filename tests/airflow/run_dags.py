@@ -51,11 +51,11 @@ def structure(bag: BundleDagBag) -> dict[str, Any]:
     return {
         "import_errors": bag.import_errors,
         "captured_warnings": {str(path): list(found) for path, found in bag.captured_warnings.items()},
-        "dags": {name: structure_of(dag) for name, dag in bag.dags.items()},
+        "dags": {name: dag_structure(dag) for name, dag in bag.dags.items()},
     }
 
 
-def structure_of(dag: DAG) -> dict[str, Any]:
+def dag_structure(dag: DAG) -> dict[str, Any]:
     """Return one DAG as Airflow sees it."""
     return {
         "max_active_runs": dag.max_active_runs,

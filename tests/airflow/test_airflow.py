@@ -290,7 +290,7 @@ def test_the_dag_imports_without_errors_or_warnings(runs):
     assert not re.search(r"warning|error", runs.parsing, re.IGNORECASE)
 
 
-def test_its_structure(runs):
+def test_dag_structure(runs):
     found = runs.structure["dags"]["lastkey_reindex"]
     assert found["max_active_runs"] == 1
     assert {name: task["downstream"] for name, task in found["tasks"].items()} == {
@@ -329,26 +329,26 @@ def test_the_report_is_in_the_tasks_log(runs):
     assert "same" not in {file["status"] for line in lines for file in line.get("files", [])}
 
 
-def test_where_all_is_right_reindex_is_skipped_and_verify_runs(runs):
+def test_intact_archive_skips_reindex_and_runs_verify(runs):
     assert _states(runs, "second") == ("success", "skipped", "success")
     assert runs.result["second"]["state"] == "success"
     assert runs.result["second"]["xcom"]["check"]["n_findings"] == 0
 
 
-def test_with_output_the_archive_stays_as_it_is(runs):
+def test_output_option_leaves_the_archive_unchanged(runs):
     assert _states(runs, "output") == ("success", "success", "skipped")
     assert runs.result["output"]["state"] == "success"
     assert _files(runs.folder / "kept") == runs.before["output"]
     assert list((runs.folder / "rebuilt").rglob("*.index"))
 
 
-def test_by_default_nothing_is_written_into_the_archive(runs, environment):
+def test_default_writes_no_file_into_the_archive(runs, environment):
     assert _states(runs, "default") == ("success", "success", "skipped")
     assert _files(runs.folder / "alone") == runs.before["default"]
     assert list((Path(environment["AIRFLOW_HOME"]) / "lastkey-reindex").rglob("*.index"))
 
 
-def test_only_the_topics_that_match(runs):
+def test_topics_select_partitions(runs):
     assert _states(runs, "topics") == ("success", "success", "success")
     before, after = runs.before["topics"], _files(runs.folder / "some")
     changed = {name.split("/")[0] for name in after if after[name] != before.get(name)}
@@ -378,7 +378,7 @@ def test_damaged_log_fails_with_the_reported_problem(runs):
     assert (runs.folder / "damaged" / "users-0" / f"{0:020}.index").is_file()  # the others went on
 
 
-def test_what_only_verify_finds_fails_it(runs):
+def test_problem_that_only_verify_finds_fails_the_dag(runs):
     assert _states(runs, "unsound") == ("success", "skipped", "failed")
     assert runs.result["unsound"]["xcom"]["verify"]["exit_code"] == 3
     assert "recovery-point-offset-checkpoint" in runs.result["unsound"]["xcom"]["verify"]["findings"][0]

@@ -35,7 +35,7 @@ from lastkey.logformat.layout import (
     TIME_INDEX_ENTRY,
     TXN_INDEX_ENTRY,
 )  # fmt: skip
-from tests.attack.specimens import Specimen, batches_of, crc32c, pack, signed, unpack
+from tests.attack.specimens import Specimen, batch_spans, crc32c, pack, signed, unpack
 from tests.reference import v3, varint
 
 BOMB_BYTES: Final = 16 << 20
@@ -100,19 +100,19 @@ def streams(specimen: Specimen, *, logs: bool = True, sides: bool = True) -> Ite
         yield stream("flip", 8 * len(data), lambda i: (i >> 3, i & 7))
         yield stream("cut", len(data), lambda i: (i,))
         if is_log:
-            covered = [(p, bit) for at, size in batches_of(data) for p in _covered(data, at, size) for bit in range(8)]
+            covered = [(p, bit) for at, size in batch_spans(data) for p in _covered(data, at, size) for bit in range(8)]
             yield listed("flip+crc", covered)
-            fields = [(b, f, v) for b in range(len(list(batches_of(data)))) for f, v in _field_cases(_header(data, b))]
+            fields = [(b, f, v) for b in range(len(list(batch_spans(data)))) for f, v in _field_cases(_header(data, b))]
             yield listed("field", fields)
             yield listed("field+crc", fields)
-            bodies = [(b, *one) for b in range(len(list(batches_of(data)))) for one in _body_cases(data, b)]
+            bodies = [(b, *one) for b in range(len(list(batch_spans(data)))) for one in _body_cases(data, b)]
             yield listed("body", bodies)
             yield listed("body+crc", bodies)
             yield listed(
                 "bodyflip+crc",
                 [
                     (b, p, bit)
-                    for b in range(len(list(batches_of(data))))
+                    for b in range(len(list(batch_spans(data))))
                     if _codec(data, b)
                     for p in range(len(_body(data, b)))
                     for bit in range(8)
@@ -179,7 +179,7 @@ def is_noticed(specimen: Specimen, case: Case) -> bool:
             return False
     else:
         position = case.at[0]
-    at, size = next((at, size) for at, size in batches_of(data) if at <= position < at + size)
+    at, size = next((at, size) for at, size in batch_spans(data) if at <= position < at + size)
     of_crc = range(at + 17, at + 21) if data[at + 16] >= 2 else range(at + 12, at + 16)
     return position in of_crc or position in _covered(data, at, size)
 
@@ -198,7 +198,7 @@ def _covered(data: bytes, at: int, size: int) -> range:
 def _resigned(path: str, before: bytes, data: bytes, position: int) -> bytes:
     if path.endswith(".snapshot"):
         return data[:2] + struct.pack(">I", crc32c(data[SNAPSHOT_CRC_START:])) + data[SNAPSHOT_CRC_START:]
-    at, size = next((at, size) for at, size in batches_of(before) if at <= position < at + size)
+    at, size = next((at, size) for at, size in batch_spans(before) if at <= position < at + size)
     said = 12 + struct.unpack_from(">i", data, at + 8)[0]
     if 61 <= said <= len(data) - at:  # a changed length: sign the bytes that it covers now
         size = said
@@ -216,7 +216,7 @@ def _fields(dtype: np.dtype[Any], at: int) -> Fields:
 @cache
 def _header(data: bytes, batch: int) -> Fields:
     """Return position and type of each field of a batch's header, or of a message's."""
-    at, _ = list(batches_of(data))[batch]
+    at, _ = list(batch_spans(data))[batch]
     magic = data[at + 16]
     if magic == 2:
         return _fields(BATCH_HEADER, at)
@@ -262,7 +262,7 @@ def _numbers(data: bytes) -> list[tuple[int, int]]:
 
 
 def _codec(data: bytes, batch: int) -> int:
-    at, _ = list(batches_of(data))[batch]
+    at, _ = list(batch_spans(data))[batch]
     return data[at + 22] & 7 if data[at + 16] >= 2 else data[at + 17] & 7
 
 
@@ -275,7 +275,7 @@ def _body(data: bytes, batch: int) -> bytes:
     """Return a batch's records, or a wrapper's messages, decompressed; nothing for a plain message. Of magic 3 the
     headers of its records.
     """
-    at, size = list(batches_of(data))[batch]
+    at, size = list(batch_spans(data))[batch]
     codec, magic = _codec(data, batch), data[at + 16]
     if magic < 2 and not codec:
         return b""
@@ -290,7 +290,7 @@ def _spans(data: bytes, batch: int) -> list[tuple[int, int, int, int]]:
     """Return for each field of each record: start, end, position of the record's length, value. Fields are varints, and
     the byte of attributes; in messages their big-endian fields.
     """
-    at, _ = list(batches_of(data))[batch]
+    at, _ = list(batch_spans(data))[batch]
     body, magic, out = _body(data, batch), data[at + 16], []
     pos = 0
     if magic == 3:
@@ -333,14 +333,14 @@ def _varints(value: int) -> list[bytes]:
 
 
 def _body_cases(data: bytes, batch: int) -> Iterator[tuple[int, int]]:
-    at, _ = list(batches_of(data))[batch]
+    at, _ = list(batch_spans(data))[batch]
     n = len(_varints(0)) if data[at + 16] >= 2 else 9
     return ((span, value) for span in range(len(_spans(data, batch))) for value in range(n))
 
 
 def _other_body(data: bytes, kind: str, at: tuple[int, ...]) -> bytes:
     """Return the log with another body in a batch, whose length and checksum fit."""
-    start, size = list(batches_of(data))[at[0]]
+    start, size = list(batch_spans(data))[at[0]]
     codec, magic = _codec(data, at[0]), data[start + 16]
     if kind == "bomb":
         return _bomb(data, at[0], at[1])
@@ -387,7 +387,7 @@ def _zeros(codec: int, magic: int) -> bytes:
 
 
 def _bomb_cases(data: bytes) -> Iterator[tuple[int, int]]:
-    for batch, (at, _) in enumerate(batches_of(data)):
+    for batch, (at, _) in enumerate(batch_spans(data)):
         if _codec(data, batch):
             yield batch, 0
         if data[at + 16] >= 2:
@@ -400,7 +400,7 @@ def _bomb(data: bytes, batch: int, what: int) -> bytes:
     """Return the log with a bomb. what: 0: a body that expands to 16 MiB; 1: the highest possible count of records; 2:
     both, and offsets for them.
     """
-    start, size = list(batches_of(data))[batch]
+    start, size = list(batch_spans(data))[batch]
     codec, magic = _codec(data, batch), data[start + 16]
     if codec and what != 1:
         data = _with_body(data, start, size, _zeros(codec, magic))

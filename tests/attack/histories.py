@@ -31,7 +31,7 @@ from tests.attack.forked import Failed
 from tests.attack.preload import Control, Noted, Order
 from tests.builders.damage import NOW_MS, SEGMENT_OFFSETS, START_MS, batch_at, build
 from tests.builders.leases import expire_leases
-from tests.builders.trees import files_of, tree
+from tests.builders.trees import read_tree, tree
 from tests.reference.log import data_batch
 
 KILLED: Final = -9
@@ -109,7 +109,7 @@ def stands(store: Path) -> Stands:
         raise Named(error.line()) from error
     files = {}
     for key, row in rows.items():
-        files[key] = {name: data for name, data in files_of(store / row.folder).items() if name not in OF_THE_COMMIT}
+        files[key] = {name: data for name, data in read_tree(store / row.folder).items() if name not in OF_THE_COMMIT}
         files[key][MANIFEST] = repr([astuple(row) for row in manifests[key]]).replace(row.run_id, "RUN").encode()
     return Stands(
         {key: row.generation for key, row in rows.items()}, files, {key: row.run_id for key, row in rows.items()},
@@ -206,7 +206,7 @@ def _reindex(root: Path) -> list[str]:
     return ["reindex", str(root / "archive"), "--in-place", "--engine", "threads", "--json"]
 
 
-def _of_store(job: str, *more: str) -> Callable[[Path], list[str]]:
+def _store_command(job: str, *more: str) -> Callable[[Path], list[str]]:
     return lambda root: [job, "--store", str(root / "store"), *more, "--json"]
 
 
@@ -219,8 +219,8 @@ def _merge(root: Path) -> list[str]:
     return ["merge", copies, "--layout", "replicas", "--output", output, "--engine", "threads", "--json"]
 
 
-VACUUM: Final = _of_store("vacuum", "--grace-hours", "0")
-VERIFY: Final = _of_store("verify")
+VACUUM: Final = _store_command("vacuum", "--grace-hours", "0")
+VERIFY: Final = _store_command("verify")
 KINDS: Final = {
     kind.name: kind
     for kind in (
@@ -239,9 +239,9 @@ KINDS: Final = {
         Kind("restore", restore, generations=2),
         Kind("merge", _merge, copies=True),
         Kind("vacuum", VACUUM, generations=2),
-        Kind("vacuum with a grace", _of_store("vacuum"), generations=2, keeps=True, only="clock"),
+        Kind("vacuum with a grace", _store_command("vacuum"), generations=2, keeps=True, only="clock"),
         Kind("compact by the clock", _by_the_clock, only="clock"),
-        Kind("rollback", _of_store("rollback", "--generation", "1"), generations=2),
+        Kind("rollback", _store_command("rollback", "--generation", "1"), generations=2),
         Kind("verify", VERIFY, generations=2),
     )
 }
@@ -303,7 +303,7 @@ class History:
         reasons = {one["reason"] for p in self.said.report.get("partitions", ()) for one in p.get("schedule", ())}
         if reasons != ({"kept", "yield"} if kind.by_yield else set()):
             raise AssertionError(f"{kind.name}: segments are {reasons}")
-        self.after = files_of(self.root)
+        self.after = read_tree(self.root)
         self.restored = restored(self.root / "output")
         self.stood: Stands = self.child(lambda: stands(self.root / "store"))
         self.goal = self._goal()
@@ -397,7 +397,9 @@ class History:
         check_said(said)
         expire_leases(self.root / "store")
         self.check_archive()
-        if self.kind.keeps and files_of(self.root / "store" / "segments") != files_of(self.base / "store" / "segments"):
+        if self.kind.keeps and read_tree(self.root / "store" / "segments") != read_tree(
+            self.base / "store" / "segments"
+        ):
             raise Failed(f"something young is gone: {shown(said)}")
         self.child(lambda: self._check_in_child(said))
         self.check_archive()
@@ -487,7 +489,7 @@ class History:
         """Return the archive with the index files that reindex makes: they may replace unreadable ones."""
         archive, output = self.root / "archive", self.root / "exact"
         self.ended(["reindex", str(archive), "--output", str(output), "--engine", "threads", "--json"])
-        return files_of(archive) | files_of(output)
+        return read_tree(archive) | read_tree(output)
 
     def _goal(self) -> Any:
         """Return the result of an undisturbed next run, after an undisturbed run."""
@@ -504,7 +506,7 @@ class History:
         if of in ("restore", "merge"):
             return restored(root / "output")
         if of == "reindex":
-            return files_of(root / "archive")
+            return read_tree(root / "archive")
         now = stands(root / "store")
         if of == "rollback":
             return now.generations, now.files
@@ -579,7 +581,7 @@ class History:
         files = restored(self.root / "output")
         if self.kind.copies:  # a lie about temporary files can make it take the same log from other copies
             partitions = {path.split("/")[0] for path in self.restored if "/" in path}
-            if all(_log(files_of(self.root), name) == _log(self.after, name) for name in partitions):
+            if all(_log(read_tree(self.root), name) == _log(self.after, name) for name in partitions):
                 return
         if wrong := [p for p, found in self.restored.items() if p.endswith(".log") and files.get(p) != found]:
             well(f"verify of {wrong}", run(["verify", str(self.root / "output"), "--sealed", "--json"]))
@@ -625,11 +627,11 @@ class History:
                 continue
             if found != expected and '"unreadable"' not in json.dumps(said.report):
                 raise Failed(f"{name}: {differs(found, expected)}: {shown(said)}")
-            if _log(files_of(self.root), name) != _log(self.after, name):
+            if _log(read_tree(self.root), name) != _log(self.after, name):
                 raise Failed(f"{name}: another log, and no problem: {shown(said)}")
 
     def _check_reindexed(self, said: Said) -> None:
-        old, now = files_of(self.base / "archive"), files_of(self.root / "archive")
+        old, now = read_tree(self.base / "archive"), read_tree(self.root / "archive")
         new = {p.removeprefix("archive/"): data for p, data in self.after.items() if p.startswith("archive/")}
         for path, data in now.items():
             if path.endswith(".tmp") and (said.killed or "impossible" in json.dumps(said.report) or said.code):

@@ -23,7 +23,7 @@ from tests.attack.forked import Failed
 from tests.attack.readers import Seen, check_named
 from tests.attack.specimens import Specimen, put, unpack
 from tests.builders.folders import load
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 from tests.reference import v3
 from tests.reference.any_magic import decode_any
 from tests.reference.cleaner import Segment, Settings, clean
@@ -64,7 +64,7 @@ class Judge:
                 put({path: data}, root)
         try:
             seen = self.run(root, self.work)
-            if files_of(root) != before:
+            if read_tree(root) != before:
                 raise Failed("the archive changed")
             return self._judged(case, specimen, before, seen)
         finally:
@@ -109,8 +109,8 @@ class Judge:
         healthy = self.healthy[case.specimen]
         if "records" not in seen.output:
             return
-        rows = [row_of(row) for row in seen.output["records"] if row["offset"] is not None]
-        whole = [row_of(row) for row in healthy["records"]]
+        rows = [to_row(row) for row in seen.output["records"] if row["offset"] is not None]
+        whole = [to_row(row) for row in healthy["records"]]
         if rows == whole:
             return
         if not case.path.endswith(".log"):
@@ -125,14 +125,14 @@ class Judge:
                 raise Failed(difference("read", rows, expected, whole))
 
 
-def row_of(row: dict[str, Any]) -> Row:
+def to_row(row: dict[str, Any]) -> Row:
     """Return a row of the data source, comparable with the twin's."""
     headers = tuple((h["key"].encode(), h["value"]) for h in row.get("headers") or ())
     at = row["timestamp"]
     return row["offset"], -1 if at is None else at // 1000, row["key"], row["value"], headers
 
 
-def rows_of(batches: list[Batch]) -> list[Row]:
+def data_rows(batches: list[Batch]) -> list[Row]:
     """Return the data records of decoded batches."""
     return [(r.offset, r.timestamp, r.key, r.value, r.headers) for b in batches if not b.control for r in b.records]
 
@@ -150,7 +150,7 @@ def records_of_outcome(seen: Seen) -> Cleaned | str:
     rows: list[Row] = []
     for number, segment in enumerate(result.log.segments):
         if segment.cleaned:
-            rows += rows_of(decoded(seen.outcome.path(number).read_bytes()))
+            rows += data_rows(decoded(seen.outcome.path(number).read_bytes()))
     return rows, [(s.base_offset, s.size_bytes) for s in result.log.segments if not (s.cleaned and s.size_bytes)]
 
 
@@ -181,7 +181,7 @@ def _decoded(part: bytes) -> Batch:
             offset = struct.unpack_from(">q", part)[0]
             return Batch(offset, offset, magic=part[16], data=part)
         if part[16] == 3:
-            return v3.header_of(part)
+            return v3.decode_header(part)
         (h,) = np.frombuffer(part, BATCH_HEADER, 1)
         bits, base = int(h["attributes"]), int(h["base_offset"])
         return Batch(
@@ -196,7 +196,7 @@ def logs_in(files: dict[str, bytes]) -> list[tuple[int, bytes]]:
 
 
 def read_by_the_twin(files: dict[str, bytes]) -> list[Row]:
-    rows = rows_of([b for _, data in logs_in(files) for b in decoded(data)])
+    rows = data_rows([b for _, data in logs_in(files) for b in decoded(data)])
     return [(r[0], r[1] if -(2**63) <= 1000 * r[1] < 2**63 else -1, *r[2:]) for r in rows]  # in microseconds' range
 
 
@@ -220,7 +220,7 @@ def cleaned_by_the_twin(files: dict[str, bytes], seen: Seen) -> list[Cleaned | s
         left = clean(log, Settings(index_interval_bytes=0), plan.input.first_dirty_offset, plan.run.now_ms)
         if left.range.cleanable_bytes == 0:
             out.append("not_due")
-        rows = rows_of([b for s in left.segments[: left.n_cleaned] for b in s.batches])
+        rows = data_rows([b for s in left.segments[: left.n_cleaned] for b in s.batches])
         out.append(
             (rows, [(s.base_offset, s.size) for i, s in enumerate(left.segments) if i >= left.n_cleaned or not s.size])
         )

@@ -20,7 +20,7 @@ from typing import Final
 from tests.attack import power
 from tests.attack.forked import in_turn
 from tests.attack.histories import TEMPORARY, VACUUM, Child, History, Said, check_said, compact, restore, run
-from tests.attack.preload import Order, pattern_of
+from tests.attack.preload import Order, path_pattern
 
 ON, SAID, KILLED, LIED, MISSED = (
     "completed", "failed with a named error", "killed", "lost to silent disk errors", "without the operation"
@@ -118,7 +118,7 @@ def cases(history: History, seed: int) -> list[Case]:
     """Return all cases of a job. First comes one for each operation, mishaps in turn; then the others, one of each
     mishap and kind of operation in turn, so that rare ones come as often as frequent ones.
     """
-    made = Counter((one.kind, pattern_of(one.other or one.path)) for one in history.noted)
+    made = Counter((one.kind, path_pattern(one.other or one.path)) for one in history.noted)
     job = history.kind.name
     rng = random.Random(f"{seed}, {job}")
     streams = []

@@ -37,7 +37,7 @@ from tests.attack.model_judge import (
     Told,
     given_to,
     read_folder,
-    rows_of,
+    rows_by_offset,
     wrongs,
 )
 from tests.attack.model_log import Entry, Log, drawn_codec, drawn_records
@@ -366,7 +366,7 @@ class World:
         made: list[str] = []
         for p in said.report["partitions"]:
             if p["generation"] is not None:
-                if p["anew"] and "--reset" not in words:
+                if p["reset"] and "--reset" not in words:
                     raise Failed(f"started over without --reset: {p}")
                 self.committed(p, said.report, told)
                 made.append(p["topic"])
@@ -414,7 +414,7 @@ class World:
         """Judge a generation, by reading its files in their places; `check_contents` compares restore with the same."""
         topic, log = p["topic"], self.logs[p["topic"]]
         before = self.current.get(topic)
-        parent = None if p["anew"] else before
+        parent = None if p["reset"] else before
         if parent is not None and not log.is_same_as(parent.log.life, parent.next):
             blind = log.segments[0].base >= parent.next and None in (log.topic_id, parent.log.topic_id)
             how = ", and nothing tells them apart" if blind else ""
@@ -423,7 +423,7 @@ class World:
         if hole and not told.accept:
             raise Failed(f"{topic}: went on over {hole}, which are missing, and says nothing of it")
         given = given_to(log, parent)
-        contents, in_archive = self.files_of(topic, p["generation"], report["run_id"])
+        contents, in_archive = self.read_generation(topic, p["generation"], report["run_id"])
         made = Generation(
             p["generation"], report["run_id"], p["log_start_offset"], p["next_offset"], p["first_dirty_offset"],
             told.now_ms, self.archive, log, contents, in_archive, parent, before,
@@ -439,7 +439,7 @@ class World:
         self.tally.by_yield += bool(p["schedule"])
         self.tally.carried += any(segment["reason"] == "kept" for segment in p["schedule"])
         self.tally.records += len(contents.rows)
-        if p["anew"] or parent is None or told.accept:
+        if p["reset"] or parent is None or told.accept:
             log.odd -= {"hole", "came back", "created again", "restored", "begins later, and no checkpoint says so"}
             if not told.accept:
                 log.lost = []
@@ -452,7 +452,7 @@ class World:
             return []
         return [(a, b) for a, b in log.lost if b >= first and b < until]
 
-    def files_of(self, topic: str, number: int, run_id: str) -> tuple[Contents, frozenset[int]]:
+    def read_generation(self, topic: str, number: int, run_id: str) -> tuple[Contents, frozenset[int]]:
         """Read a generation as its manifest.json lists it; return its contents, and the offsets that it takes from the
         archive, with the bases of empty segments.
         """
@@ -612,7 +612,7 @@ class World:
         """Return the records that the store holds, the archive does not, and the current generation's chain has never
         read into files of the store.
         """
-        archived = {row.record for row in rows_of(list(self.logs[topic].held())).values()}
+        archived = {row.record for row in rows_by_offset(list(self.logs[topic].held())).values()}
         chain = self.current[topic].chain()
         read = {record for made in chain for record in made.given if record.offset not in made.in_archive}
         return self.in_store(topic) - archived - read
@@ -749,7 +749,7 @@ class World:
             held = [b.base_offset for b in log.held() if b.transactional and b.last_offset >= start]
             opened = [o for o in held if is_open(log.entries[o])] if most else [t.first for t in log.open.values()]
             stable = min([log.end, *opened])
-            for offset, row in rows_of(list(log.held())).items():
+            for offset, row in rows_by_offset(list(log.held())).items():
                 txn = log.entries[offset].txn
                 if start <= offset < stable and not row.batch.control and not (txn and txn.aborted):
                     yield topic, offset, row.record.key, row.record.value

@@ -122,10 +122,10 @@ def read_folder(folder: Path) -> Contents:
             ):
                 raise Failed(f"{folder.name}/{base}: batch {batch.base_offset}..{batch.last_offset} behind {after}")
             batches.append(batch)
-    return Contents(tuple(bases), tuple(batches), rows_of(batches))
+    return Contents(tuple(bases), tuple(batches), rows_by_offset(batches))
 
 
-def rows_of(batches: list[Batch]) -> dict[int, Row]:
+def rows_by_offset(batches: list[Batch]) -> dict[int, Row]:
     """Return records by offset. Raises Failed for a record outside of its batch."""
     rows: dict[int, Row] = {}
     last = -1
@@ -140,7 +140,7 @@ def rows_of(batches: list[Batch]) -> dict[int, Row]:
 
 def given_to(log: Log, parent: Generation | None) -> dict[int, Row]:
     """Return the input of a run: records of the generation before, and of the archive behind it."""
-    archived = rows_of(list(log.held()))
+    archived = rows_by_offset(list(log.held()))
     if parent is None:
         return archived
     before = {o: row for o, row in parent.contents.rows.items() if o not in parent.in_archive or o in archived}

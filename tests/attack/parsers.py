@@ -33,7 +33,7 @@ from lastkey.logformat.side_files import checkpoints, offset_index, producer_sna
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerState
 from tests.attack.forked import Failed
-from tests.attack.judge import decoded, rows_of
+from tests.attack.judge import data_rows, decoded
 from tests.builders.damage import BOMB_LIMIT
 from tests.reference.index_entries import index_entries
 from tests.reference.producer_state import BadTransactionError, State
@@ -123,7 +123,7 @@ def _by_the_twin(data: bytes, end: int, bad: frozenset[int]) -> list[Any]:
         if at not in bad:
             batches.append(batch)
         at += len(batch.data)
-    return [(*row[:4], tuple((k.decode(errors="replace"), v) for k, v in row[4])) for row in rows_of(batches)]
+    return [(*row[:4], tuple((k.decode(errors="replace"), v) for k, v in row[4])) for row in data_rows(batches)]
 
 
 def _difference(rows: list[Any], expected: list[Any], seen: Parsed) -> str:

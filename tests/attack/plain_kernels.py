@@ -155,7 +155,7 @@ def _pread(descriptor: int, address: int, count: int, position: int) -> int:
     return len(data)
 
 
-def _of_library(function: Any, result: Any) -> Callable[..., int]:
+def _load_function(function: Any, result: Any) -> Callable[..., int]:
     """Return a C function of sizes and addresses that yields a signed number, of the type `result`."""
     function.restype = result
     return lambda *given: int(function(*(ctypes.c_size_t(int(number)) for number in given)))
@@ -185,5 +185,5 @@ def install() -> None:
     )
     for kernels, result, names in named:
         for name, symbol in zip(names, kernels._SYMBOLS, strict=True):
-            setattr(kernels, name, _of_library(kernels._LIBRARY[symbol], result))
-    lz4_kernels._hash = _of_library(lz4_kernels._HASHES["XXH32"], ctypes.c_uint32)
+            setattr(kernels, name, _load_function(kernels._LIBRARY[symbol], result))
+    lz4_kernels._hash = _load_function(lz4_kernels._HASHES["XXH32"], ctypes.c_uint32)

@@ -156,7 +156,7 @@ class Control:
         ]
 
 
-def pattern_of(path: str) -> str:
+def path_pattern(path: str) -> str:
     """Return a path without the parts that are drawn in each run."""
     return _DRAWN.sub("*", path)
 

@@ -156,12 +156,12 @@ def _work(history: History, name: str, number: int) -> Callable[[], Any]:
 def _read(store: Path) -> Any:
     """Return rows of the current generations, or the name of an error that a job may have."""
     try:
-        return rows_of(read("kafka_log", None, store=str(store)))
+        return comparable_rows(read("kafka_log", None, store=str(store)))
     except (JobError, LogFormatError) as error:
         return type(error).__name__
 
 
-def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
+def comparable_rows(table: pa.Table) -> list[tuple[Any, ...]]:
     """Return comparable rows: partition, offset, key, value."""
     return sorted(zip(*(table[name].to_pylist() for name in ("partition", "offset", "key", "value")), strict=True))
 

@@ -46,9 +46,9 @@ from tests.attack.specimens import CONFIG, crc32c
 from tests.builders.damage import BOMB_LIMIT, NOW_MS, START_MS
 from tests.builders.folders import Outcome
 from tests.builders.pages import needs_nothing_else
-from tests.builders.sources import options_of, read
+from tests.builders.sources import parse_options, read
 from tests.builders.splits import compact_in_blocks
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 from tests.reference.any_magic import decode_any
 
 SECRET = (11, 12)
@@ -256,7 +256,7 @@ def data_source(root: Path, work: Path, gaps: str = "fail") -> Seen:
         try:
             table = read(options[0], root, **options[1], gaps=gaps)
         except (LogFormatError, JobError) as error:
-            seen.problems.append(problem_of(error))
+            seen.problems.append(unreadable_problem(error))
             continue
         seen.output[name] = _rows(table)
     return seen
@@ -277,7 +277,7 @@ def data_source_quarantine(root: Path, work: Path) -> Seen:
         try:
             table = read(options[0], root, **options[1], badRecords="quarantine")
         except (LogFormatError, JobError) as error:
-            seen.problems.append(problem_of(error))
+            seen.problems.append(unreadable_problem(error))
             continue
         rows = _rows(table)
         seen.problems += _taken_out(rows)
@@ -305,13 +305,13 @@ def _streamed(root: Path, bad_records: str) -> Seen:
     try:
         rows = rows_streamed(root, bad_records)
     except (LogFormatError, JobError) as error:
-        return Seen([problem_of(error)], {})
+        return Seen([unreadable_problem(error)], {})
     return Seen(_taken_out(rows), {"records": rows})
 
 
 def rows_streamed(root: Path, bad_records: str = "quarantine") -> list[dict[str, Any]]:
     """Return rows of micro-batches until no more come, problems among them; without Spark."""
-    options = options_of("kafka_log", root, **STREAMED, badRecords=bad_records)
+    options = parse_options("kafka_log", root, **STREAMED, badRecords=bad_records)
     schema = select_columns(KafkaLog.columns, options)
     reader, found = StreamReader(options, schema), []
     start = reader.initialOffset()
@@ -348,8 +348,8 @@ def restore_copies(root: Path, work: Path) -> Seen:
             copy_small(source, path, output, made.file(path))
     except JobError as error:
         assert not made.take_back(), "left behind"
-        return Seen([problem_of(error)])
-    return Seen([], files_of(target))
+        return Seen([unreadable_problem(error)])
+    return Seen([], read_tree(target))
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
@@ -360,7 +360,7 @@ def _rows(table: Any) -> list[dict[str, Any]]:
     return table.drop_columns([name for name in ("path",) if name in table.column_names]).to_pylist()  # type: ignore[no-any-return]
 
 
-def problem_of(error: Exception) -> Problem:
+def unreadable_problem(error: Exception) -> Problem:
     if isinstance(error, LogFormatError):
         return Problem.of(error)
     return Problem("unreadable", "the job's own error", 0, type(error).__name__, str(error))

@@ -25,7 +25,7 @@ from tests.builders.damage import BOMB_LIMIT, START_MS
 from tests.builders.formats import converted
 from tests.builders.logs import TOPIC_ID
 from tests.builders.reindexed import run as reindex
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 from tests.reference.log import (
     ABORT,
     COMMIT,
@@ -73,7 +73,7 @@ class Specimen:
     def logs(self) -> list[str]:
         return [path for path in self.files if path.endswith(".log")]
 
-    def segment_of(self, path: str) -> str:
+    def log_path(self, path: str) -> str:
         """Return the `.log` that a segment's file belongs to."""
         return f"{path.partition('.')[0]}.log"
 
@@ -84,7 +84,7 @@ def make(name: str, work: Path) -> Specimen:
     root = work / name
     folder = root / "t-0"
     folder.mkdir(parents=True)
-    segments = _of_magic_2(CODECS[codec]) if magic >= "v2" else _legacy(int(magic[1]), CODECS[codec])
+    segments = _magic_2_segments(CODECS[codec]) if magic >= "v2" else _legacy(int(magic[1]), CODECS[codec])
     for base, batches in segments.items():
         data = b"".join(b.data for b in batches)
         (folder / segment_file(base, "log")).write_bytes(converted(data, 3) if magic == "v3" else data)
@@ -100,7 +100,7 @@ def make(name: str, work: Path) -> Specimen:
     assert not report.exit_code, report.to_text()
     for path in folder.iterdir():
         os.utime(path, (START_MS // 1000,) * 2)
-    return Specimen(name, files_of(root))
+    return Specimen(name, read_tree(root))
 
 
 def put(files: dict[str, bytes], root: Path) -> None:
@@ -116,7 +116,7 @@ def _records(base: int, *rows: tuple[bytes | None, bytes | None]) -> list[tuple[
     return [(START_MS + base + i, key, value) for i, (key, value) in enumerate(rows)]
 
 
-def _of_magic_2(codec: int) -> dict[int, list[Batch]]:
+def _magic_2_segments(codec: int) -> dict[int, list[Batch]]:
     plain = {"codec": codec, "leader_epoch": 1}
     headers = ((b"header", b"of a record"), (b"", None))
     first = Batch(
@@ -215,7 +215,7 @@ def unpack(codec: int, magic: int, body: bytes) -> bytes:
     return decompress(codec, body)
 
 
-def batches_of(data: bytes) -> Iterator[tuple[int, int]]:
+def batch_spans(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield position and size of each batch of a healthy log."""
     at = 0
     while at < len(data):

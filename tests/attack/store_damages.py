@@ -26,7 +26,7 @@ VALUES: Final[tuple[Any, ...]] = (
 )  # fmt: skip
 
 
-def of_store(files: dict[str, bytes]) -> list[Stream]:
+def damage_streams(files: dict[str, bytes]) -> list[Stream]:
     """Return the streams of all damages. files: path below the store -> bytes."""
     found = []
 
@@ -51,11 +51,11 @@ def of_store(files: dict[str, bytes]) -> list[Stream]:
     return [s for s in found if s.n]
 
 
-def cases_of(files: dict[str, bytes], seed: int | str) -> tuple[Iterator[Case], int]:
+def draw_cases(files: dict[str, bytes], seed: int | str) -> tuple[Iterator[Case], int]:
     """Return the cases, with kinds of damage in turn and kinds of files in turn within them, and their number."""
     kinds: dict[tuple[str, str], list[Stream]] = {}
-    for one in of_store(files):
-        kinds.setdefault((one.kind, _sort_of(one.path)), []).append(one)
+    for one in damage_streams(files):
+        kinds.setdefault((one.kind, _file_kind(one.path)), []).append(one)
     rng = random.Random(seed)
     turns = [shuffled(of, rng) for of in kinds.values()]
     rng.shuffle(turns)
@@ -99,7 +99,7 @@ def put(changes: dict[str, bytes | None], store: Path) -> None:
             (store / path).write_bytes(data)
 
 
-def _sort_of(path: str) -> str:
+def _file_kind(path: str) -> str:
     """Return the sort of a file; cases damage each sort equally often."""
     folder, _, name = path.rpartition("/")
     parts = folder.split("/")

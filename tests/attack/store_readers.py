@@ -37,11 +37,11 @@ from tests.attack.histories import (
     stands,
 )
 from tests.attack.judge import EQUAL, NAMED
-from tests.attack.races import rows_of
+from tests.attack.races import comparable_rows
 from tests.attack.readers import without
 from tests.builders.damage import build
 from tests.builders.sources import read
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 
 NOTED, AS_IT_LIES, OTHER, UNKNOWN, LATER = (
     "equal with a note", "copied unchanged and named by restore",
@@ -76,7 +76,7 @@ def _command(*words: str) -> Job:
 def _restore(root: Path, *more: str) -> Seen:
     shutil.rmtree(root / "output", ignore_errors=True)
     said = run([*histories.restore(root), *more])
-    return Seen(said, files_of(root / "output") if (root / "output").exists() else {})
+    return Seen(said, read_tree(root / "output") if (root / "output").exists() else {})
 
 
 def _changes(words: Callable[[Path], list[str]]) -> Job:
@@ -95,7 +95,7 @@ def _changes(words: Callable[[Path], list[str]]) -> Job:
 
 def _data_source(root: Path, **options: str) -> Seen:
     try:
-        found: Any = rows_of(read("kafka_log", None, store=str(root / "store"), **options))
+        found: Any = comparable_rows(read("kafka_log", None, store=str(root / "store"), **options))
     except (JobError, LogFormatError) as error:
         return Seen(Said(3, {"error": str(error)}, ""), None)
     return Seen(Said(0, {"job": "data source"}, ""), found)
@@ -108,7 +108,7 @@ def _rebuild(root: Path) -> Seen:
 
 def _vacuum(root: Path) -> Seen:
     said = run(VACUUM(root))
-    return Seen(said, set(files_of(root / "store" / "segments")))
+    return Seen(said, set(read_tree(root / "store" / "segments")))
 
 
 JOBS: Final[dict[str, Job]] = {
@@ -134,9 +134,9 @@ class Attacked:
         self.root, self.base = work / "store root", work / "store base"
         if not self.base.exists():
             Child(self._build, work).result()
-        self.files = files_of(self.base / "store")
+        self.files = read_tree(self.base / "store")
         self.reset()
-        self.archive = files_of(self.root / "archive")
+        self.archive = read_tree(self.root / "archive")
         self.healthy: Seen = Child(lambda: self.job(self.root), work).result()
         assert self.healthy.said.code == 0, self.healthy
 
@@ -169,7 +169,7 @@ class Attacked:
         store_damages.put(changes, self.root / "store")
         seen = self.job(self.root)
         check_said(seen.said)
-        if files_of(self.root / "archive") != self.archive:
+        if read_tree(self.root / "archive") != self.archive:
             raise Failed("the archive changed")
         return self._judged(case, changes, seen)
 
@@ -227,7 +227,7 @@ class Attacked:
             return
         for key, files in seen.output.files.items():
             whole = self.healthy.output.files[key]
-            if seen.output.generations[key] > 2 and _logs_of(files) != _logs_of(whole):
+            if seen.output.generations[key] > 2 and _log_files(files) != _log_files(whole):
                 raise Failed(f"{key}: another generation: {differs(files, whole)}: {shown(seen.said)}")
 
     def _restore_names(self) -> bool:
@@ -235,7 +235,7 @@ class Attacked:
         return any(_restore(self.root, *more).said.code for more in ((), ("--generation", "1")))
 
 
-_TELLING: Final = ("error", "problem", "problems", "notes", "not_checked", "left_out")
+_TELLING: Final = ("error", "problem", "problems", "notes", "not_checked", "skipped")
 
 
 def _told(report: Any) -> Iterator[str]:
@@ -276,7 +276,7 @@ def _notes(said: Said) -> list[str]:
     return [*said.report.get("notes", ()), *said.report.get("not_checked", ())]
 
 
-def _logs_of(files: dict[str, bytes]) -> dict[str, bytes]:
+def _log_files(files: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if name.endswith(".log")}
 
 

@@ -66,7 +66,7 @@ def chosen(request: pytest.FixtureRequest, cases: Iterable[C], few: int, named: 
     return iter([named(name)]) if name else islice(cases, n_cases(request, few))
 
 
-def line_of(
+def summary_line(
     group: str,
     counts: Mapping[str, int],
     of: int,
@@ -100,7 +100,7 @@ def judged(
     request: pytest.FixtureRequest, group: str, tried: Tried, of: int, what: str = "damaged inputs", more: str = ""
 ) -> Tried:
     """Report a group's result, and fail if one of its cases failed. of: number of all cases (0: no end)."""
-    line = line_of(group, tried.counts, of, tried.crashes, tried.hangs, tried.peak_bytes, what) + more
+    line = summary_line(group, tried.counts, of, tried.crashes, tried.hangs, tried.peak_bytes, what) + more
     tell(request, line)
     said = "".join(f"\n{again(request, case)}\n    {found}" for case, found in tried.failures)
     assert not tried.failures, f"{line}{said}"

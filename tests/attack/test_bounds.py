@@ -25,7 +25,7 @@ FUZZ = "tests/attack/test_fuzz.py"
 _LINE = re.compile(r"^(?:corruption|fuzzing), .* crashes, .* hangs, .*$", re.MULTILINE)
 
 
-def test_with_bounds_checks(
+def test_kernels_with_bounds_checks(
     request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if request.config.getoption("--attack-case"):

@@ -37,7 +37,7 @@ FEW = 30  # damages; the last one of seed 1 changes the producer of a marker
 _CLEANED = "for Kafka's cleaner to judge"
 
 
-def test_what_is_cleaned_is_what_kafka_leaves(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_damaged_logs_are_cleaned_as_by_kafka(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     option = request.config.getoption
     specimens = {name: make(name, tmp_path) for name in NAMES if not name.startswith("v3")}  # Kafka reads no magic 3
     of = [

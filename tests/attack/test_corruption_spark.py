@@ -27,12 +27,12 @@ from tests.attack.batches import HANG_SECONDS, Member, attack, judge_each, lay_o
 from tests.attack.corrupting import all_cases
 from tests.attack.damages import Case, is_noticed
 from tests.attack.forked import Failed
-from tests.attack.judge import EQUAL, NAMED, TWIN, Row, row_of
+from tests.attack.judge import EQUAL, NAMED, TWIN, Row, to_row
 from tests.attack.readers import STREAMED, Seen, check_named, compact_listed, rows_streamed
 from tests.attack.readers import compact as compact_one
 from tests.attack.specimens import CONFIG, Specimen, put
 from tests.builders.damage import NOW_MS
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow, pytest.mark.spark]
 
@@ -46,14 +46,14 @@ def test_large_partitions(
     request: pytest.FixtureRequest, spark: SparkSession, specimens: dict[str, Specimen], tmp_path: Path
 ) -> None:
     """Each partition gives a problem, or byte for byte the files that one task makes."""
-    healthy = _of_each(specimens, tmp_path / "healthy", lambda folder: _left_by(compact_one(folder, tmp_path)))
+    healthy = _run_on_each(specimens, tmp_path / "healthy", lambda folder: _left_by(compact_one(folder, tmp_path)))
 
     def work(cases: list[Case]) -> list[str | Failed]:
         root, store, twins = (_emptied(tmp_path / name) for name in ("archive", "store", "twins"))
         members = lay_out(root, specimens, cases)
-        before = files_of(root)
+        before = read_tree(root)
         report = compact.run(CompactOptions(str(root), str(store), now_ms=NOW_MS, config=_LARGE), Silent())
-        if files_of(root) != before:
+        if read_tree(root) != before:
             raise Failed("the archive changed")
         results, listed = {r.topic: r for r in report.results}, list_archive(open_root(str(root)), lambda _: True)
 
@@ -76,14 +76,14 @@ def test_stream(
     """Spark's own stream gives the same rows, partition by partition, as our reader without Spark, which
     `test_corruption` judges.
     """
-    healthy = _of_each(specimens, tmp_path / "healthy", lambda folder: _records(rows_streamed(folder), "t"))
+    healthy = _run_on_each(specimens, tmp_path / "healthy", lambda folder: _records(rows_streamed(folder), "t"))
 
     def work(cases: list[Case]) -> list[str | Failed]:
         root = _emptied(tmp_path / "archive")
         members = lay_out(root, specimens, cases)
-        before = files_of(root)
+        before = read_tree(root)
         found, expected = _by_spark(spark, root, _emptied(tmp_path / "checkpoint")), rows_streamed(root)
-        if files_of(root) != before:
+        if read_tree(root) != before:
             raise Failed("the archive changed")
 
         def verdict(member: Member) -> str:
@@ -99,7 +99,7 @@ def test_stream(
     attack(request, "Spark's stream", cases, of, FEW, work)
 
 
-def _of_each(specimens: dict[str, Specimen], folder: Path, work: Callable[[Path], T]) -> dict[str, T]:
+def _run_on_each(specimens: dict[str, Specimen], folder: Path, work: Callable[[Path], T]) -> dict[str, T]:
     """Return the result of the work on each undamaged specimen."""
     made = {}
     for name, specimen in specimens.items():
@@ -130,7 +130,7 @@ def _by_spark(spark: SparkSession, root: Path, work: Path) -> list[dict[str, Any
 
 
 def _records(rows: list[dict[str, Any]], topic: str) -> list[Row]:
-    return sorted(row_of(row) for row in rows if row["topic"] == topic and row["offset"] is not None)
+    return sorted(to_row(row) for row in rows if row["topic"] == topic and row["offset"] is not None)
 
 
 def _problems(rows: list[dict[str, Any]], topic: str) -> list[Problem]:
@@ -146,7 +146,7 @@ def _judged(member: Member, result: PartitionResult, store: Path, twin: Seen, he
         check_named([result.problem])
         if not result.problem.path.startswith(f"{member.topic}/"):
             raise Failed(f"a problem of {member.folder} in {result.problem}")
-        if left := files_of(store / "segments" / f"{member.topic}-0"):
+        if left := read_tree(store / "segments" / f"{member.topic}-0"):
             raise Failed(f"uncleanable, and left {sorted(left)}")
         return NAMED
     if member.case is not None and is_noticed(member.specimen, member.case):
@@ -163,7 +163,7 @@ def _left_by(seen: Seen) -> Left:
 
 
 def _left(result: PartitionResult, store: Path) -> Left:
-    files = files_of(store / result.log.folder) if result.status == "cleaned" else {}
+    files = read_tree(store / result.log.folder) if result.status == "cleaned" else {}
     for name in ("manifest.json", "committed"):  # the job writes them, not the task
         files.pop(name, None)
     return result.status, [(s.root, s.base_offset, s.size_bytes) for s in result.log.segments], files

@@ -23,7 +23,7 @@ def test_each_damage_can_be_done() -> None:
     files = {"segments/t-0/1-a/manifest.json": told, "segments/t-1/1-a/manifest.json": told + b"\n"}
     done = [
         store_damages.damaged(files, stream.case(i))
-        for stream in store_damages.of_store(files)
+        for stream in store_damages.damage_streams(files)
         for i in range(stream.n)
     ]
     assert all(changes != {path: files[path] for path in changes} for changes in done[: 8 * len(told)])

@@ -24,7 +24,7 @@ MOST_FAILURES = 3
 SHRINK_SECONDS = 60.0
 
 
-def test_what_is_not_needed_is_not_missed(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_no_command_misses_files_reported_as_not_needed(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     option, tally, found, tried = request.config.getoption, Tally(), [], 0
     others = (number for number in itertools.count() if number not in FIRST)
     sequences = (Case(option("--attack-seed"), number) for number in itertools.chain(FIRST, others))

@@ -22,7 +22,7 @@ from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.checkpoints import read_leader_epochs
 from lastkey.udfs.compact.plan import PartitionPlan
 from tests.attack.summary import chosen, tell
-from tests.builders.folders import Archived, archived_at, compact, plan_of
+from tests.builders.folders import Archived, archived_at, compact, make_plan
 from tests.builders.plans import changed
 from tests.builders.splits import compact_in_blocks
 from tests.kafka_lab import (
@@ -77,7 +77,7 @@ class Cleaned:
     operations: Counter[str] = field(default_factory=Counter)
 
 
-def case_of(seed: int) -> Case:
+def draw_case(seed: int) -> Case:
     rng = random.Random(seed)
     first, more = rng.randrange(1, OPERATIONS), rng.randrange(MORE)
     return Case(seed, (*range(first), *range(MORE_FROM, MORE_FROM + more)))
@@ -85,20 +85,20 @@ def case_of(seed: int) -> Case:
 
 def case_named(name: str) -> Case:
     seed, _, operations = name.partition(":")
-    return Case(int(seed), tuple(map(int, operations.split(",")))) if operations else case_of(int(seed))
+    return Case(int(seed), tuple(map(int, operations.split(",")))) if operations else draw_case(int(seed))
 
 
-def test_what_kafka_writes_both_clean_alike(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_both_cleaners_clean_logs_of_kafka_alike(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     option = request.config.getoption
     first = option("--attack-seed") * 1_000_000
-    cases = chosen(request, map(case_of, itertools.count(first)), FEW, case_named)
+    cases = chosen(request, map(draw_case, itertools.count(first)), FEW, case_named)
     different(Case(first, (0, 1)), tmp_path, Cleaned())  # the JVM starts, kernels are compiled
     done, found = Cleaned(), []
     for case in itertools.takewhile(lambda _: len(found) < MOST_DIFFERENT, cases):
         if (said := different(case, tmp_path, done)) is not None:
             least = case if option("--attack-case") else shrunk(case, tmp_path)
             found.append(f"--attack-case '{least}': {different(least, tmp_path, Cleaned()) or said}")
-    line = line_of(done, len(found))
+    line = summary_line(done, len(found))
     tell(request, line)
     assert not found, f"{line}\n" + "\n".join(found)
     assert done.logs[EQUAL] or option("--attack-case"), line
@@ -115,13 +115,13 @@ def test_what_kafka_writes_both_clean_alike(request: pytest.FixtureRequest, tmp_
         pytest.param("57001000320:4,9,10,12,13,14,21,22,23,24,25,26", id="a crash, a day after a producer wrote"),
     ],
 )  # fmt: skip
-def test_what_once_differed(name: str, tmp_path: Path) -> None:
+def test_cases_that_once_differed(name: str, tmp_path: Path) -> None:
     done = Cleaned()
     assert different(case_named(name), tmp_path / "log", done) is None
     assert done.logs == {EQUAL: 1}
 
 
-def line_of(done: Cleaned, differ: int) -> str:
+def summary_line(done: Cleaned, differ: int) -> str:
     """Return the summary."""
     ended = "all equal" if not differ else f"{differ} differ"
     if done.seen_only:  # a transaction began below the log start
@@ -171,7 +171,7 @@ def different(case: Case, work: Path, done: Cleaned) -> str | None:
     start = rng.choice([drawn.log_start, *(b for b in bases if b >= drawn.log_start)])
     counted = Cleaned(segments=len(bases))
     now_ms = drawn.now_ms
-    if max(bases) < drawn.log_start and end_of(theirs) < drawn.log_start:
+    if max(bases) < drawn.log_start and log_end(theirs) < drawn.log_start:
         done.logs[GONE] += 1  # a broker starts this log over, and we name a problem
         return None
     kinds = "D" if begun_below(theirs, drawn.log_start) else "BR"
@@ -208,7 +208,7 @@ def different(case: Case, work: Path, done: Cleaned) -> str | None:
         ours = archive
         expected, found = (lines(folder, drawn.log_start, kinds) for folder in (theirs, ours / "t-0"))
         if found != expected and lost:  # KAFKA.md: Kafka takes the outcome of the next marker, we keep the records
-            missing = data_of(theirs, drawn.log_start) - data_of(ours / "t-0", drawn.log_start)
+            missing = data_records(theirs, drawn.log_start) - data_records(ours / "t-0", drawn.log_start)
             done.logs[LOST] += not missing
             return f"pass {number}: missing beside a lost marker: {sorted(missing)[:3]}" if missing else None
         if found != expected:
@@ -285,7 +285,7 @@ def plan_for(archived: Archived, store: Path, drawn: DrawnLog, now_ms: int, star
         delete_retention_ms=drawn.delete_retention_ms, segment_bytes=drawn.segment_bytes,
         segment_index_bytes=drawn.segment_index_bytes, index_interval_bytes=drawn.index_interval_bytes,
     )  # fmt: skip
-    plan = plan_of(
+    plan = make_plan(
         archived, store, settings, now_ms=now_ms, log_start_offset=drawn.log_start, checkpoint=start, force=number == 3
     )
     epochs = archived.root / "t-0" / "leader-epoch-checkpoint"
@@ -343,13 +343,13 @@ def has_lost_marker(folder: Path) -> bool:
     return False
 
 
-def data_of(folder: Path, log_start: int) -> set[tuple[str, ...]]:
+def data_records(folder: Path, log_start: int) -> set[tuple[str, ...]]:
     """Return (offset, timestamp, key, value) of the records from the log start on, markers excepted."""
     found = (line.split("\t") for line in lines(folder, log_start, "R"))
     return {(fields[1], fields[2], fields[4], fields[5]) for fields in found if fields[11] == "-"}
 
 
-def end_of(folder: Path) -> int:
+def log_end(folder: Path) -> int:
     """Return the offset behind the last batch."""
     return max((int(line.split("\t")[2]) + 1 for line in dump([folder], "B")[folder]), default=0)
 

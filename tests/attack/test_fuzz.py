@@ -69,7 +69,7 @@ def test_the_corpus_is_small() -> None:
     assert sum(map(len, kept.values())) < _MOST_KEPT_BYTES
     for name, data in kept.items():
         assert len(data) <= MOST_BYTES, name
-        assert name.endswith(f"/{_name_of(data)}"), name
+        assert name.endswith(f"/{_content_name(data)}"), name
 
 
 @pytest.mark.slow
@@ -126,27 +126,27 @@ def test_fuzz(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: 
         f"{len(failed) + tried.crashes:,} crashes, {tried.hangs:,} hangs, peak {tried.peak_bytes >> 20:,} MiB"
     )
     tell(request, line)
-    assert not failed, "".join(f"\n{again(request, case_of(name, data))}" for name, data in failed) + stderr
+    assert not failed, "".join(f"\n{again(request, case_argument(name, data))}" for name, data in failed) + stderr
     assert returncode == 0, stderr
     assert not tried.failures, "".join(
-        f"\n{again(request, case_of(name, found[name]))}\n    {what}" for name, what in tried.failures
+        f"\n{again(request, case_argument(name, found[name]))}\n    {what}" for name, what in tried.failures
     )
     assert sum(units), stderr
     if option("--attack-keep"):
         _keep(_whole_corpus() | found, tmp_path)
 
 
-def case_of(input_name: str, data: bytes) -> str:
+def case_argument(input_name: str, data: bytes) -> str:
     """Return an argument for `--attack-case`: target, and the input in hexadecimal."""
     return f"{input_name.partition('/')[0]}/{data.hex()}"
 
 
 def _named(data: bytes) -> tuple[str, bytes]:
     target = _NAMES[data[0] % len(_NAMES)]
-    return f"{target}/{_name_of(data[1:])}", data[1:]
+    return f"{target}/{_content_name(data[1:])}", data[1:]
 
 
-def _name_of(data: bytes) -> str:
+def _content_name(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.attack.summary import again, chosen, tell
 from tests.builders import replicas
-from tests.builders.replicas import Original, batches_of, intact, judge, run_merge
+from tests.builders.replicas import Original, intact, judge, read_batches, run_merge
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
@@ -27,7 +27,7 @@ CASES_OF_A_LOG = 20
 MOST_FAILURES = 5
 
 
-def test_what_a_copy_still_has_is_in_the_result(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_result_has_every_record_that_any_copy_has(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     seed, tally, found, tried = request.config.getoption("--attack-seed"), Counter[str](), [], 0
     logs = _Logs(tmp_path / "logs")
     for case in chosen(request, (f"{seed}/{n}" for n in itertools.count()), FEW, str):
@@ -67,7 +67,7 @@ def failure(case: str, logs: _Logs, work: Path, tally: Counter[str]) -> str:
     copies = [work / f"broker-{n}" for n in range(3)]
     for source, copy in zip(rng.sample(sources, 3), copies, strict=True):
         shutil.copytree(source, copy)
-    originals = [batches_of(copy) for copy in copies]
+    originals = [read_batches(copy) for copy in copies]
     done = [
         f"{copy.name}: {replicas.damage(copy, rng)}"
         for copy in rng.sample(copies, 2)
@@ -77,7 +77,7 @@ def failure(case: str, logs: _Logs, work: Path, tally: Counter[str]) -> str:
     tally["damages"] += len(done)
     try:
         report = run_merge(copies, work / "out")
-        said = judge(batches_of(whole), Original(originals, kept), report, work / "out", tally)
+        said = judge(read_batches(whole), Original(originals, kept), report, work / "out", tally)
     except Exception as error:  # of whatever kind: it is the case that fails
         said = f"{type(error).__name__}: {error}"
     return f"{done}: {said}" if said else ""

@@ -102,7 +102,7 @@ def _mishaps(history: histories.History, seed: int, case: str | None, n: int, fo
 
 
 def _damages(attacked: store_readers.Attacked, seed: int, case: str | None, n: int, folder: Path) -> Answer:
-    todo, of = store_damages.cases_of(attacked.files, f"{seed}, {attacked.name}")  # each job has cases of its own
+    todo, of = store_damages.draw_cases(attacked.files, f"{seed}, {attacked.name}")  # each job has cases of its own
     if case:
         todo, of = iter([case_named(case)]), 1
     return try_all(islice(todo, n), attacked.verdict, store_readers.VERDICTS, MEMORY_BYTES, folder), of, ""

@@ -413,7 +413,7 @@ def last_records(log: Log, begin: int, end: int) -> dict[bytes, tuple[int, bytes
     return {key: (offset, value) for key, (offset, value) in last.items() if value is not None}
 
 
-def _figures_of(run: dict[str, Any]) -> tuple[int, int]:
+def _run_figures(run: dict[str, Any]) -> tuple[int, int]:
     return run["exit_code"], run["figures"]["committed_partitions"]
 
 

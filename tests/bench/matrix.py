@@ -141,7 +141,7 @@ def measure(cell: Cell, work: Path, repeat: int, ours: Seconds, whole: Callable[
             found[engine].append(told["seconds"])
             peaks[engine] = max(peaks.get(engine, 0), told["peak_memory_bytes"])
         found["floor"].append(floor(archive, work, told["bytes_after"]))
-        found["library"].append(of_library(archive, cell))
+        found["library"].append(time_library(archive, cell))
     return asdict(cell) | {key: statistics.median(value) for key, value in found.items()} | {
         "name": cell.name, "each": found, "log_bytes": size, "left_bytes": told["bytes_after"], "peaks": peaks,
         "repeat": repeat, "cores": CORES, "machine": processor(), "load": load, "commit": commit(),
@@ -211,7 +211,7 @@ def floor(archive: Path, work: Path, left: int) -> float:
     return time.perf_counter() - start
 
 
-def of_library(archive: Path, cell: Cell) -> float:
+def time_library(archive: Path, cell: Cell) -> float:
     """Return the seconds of the codec's library alone for what any cleaner asks of it: to decompress all bodies, to
     compress what stays of each, and to decompress that once more, as a check. 0 where a call costs more than its work.
     """

@@ -100,7 +100,7 @@ def test_every_plot_has_words_and_a_table(chrome, pages):
     assert figures and all(label and caption and rows for label, caption, rows in figures)
 
 
-def test_on_paper_it_is_light_and_topics_are_open(chrome, pages):
+def test_print_is_light_with_open_topics(chrome, pages):
     look(chrome, pages["example"], width=1280, dark=True)
     inside = """return [...document.querySelectorAll('details.box')].map(
         e => getComputedStyle(e, '::details-content').contentVisibility)"""
@@ -214,7 +214,7 @@ def test_the_keyboard_alone_searches_sorts_and_opens(chrome, pages):
     assert chrome.execute_script(n_open) == 100
 
 
-def test_without_scripts_everything_is_there(chrome, pages):
+def test_page_without_scripts_is_complete(chrome, pages):
     chrome.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         look(chrome, pages["many"], width=400)
@@ -241,7 +241,7 @@ def test_no_other_script_runs(chrome, pages):
     assert len([line for line in seen["console"] if "script" in line and "violates" in line]) == 2
 
 
-def test_on_paper_many_partitions_are_as_the_reader_folded_them(chrome, pages):
+def test_print_of_many_partitions_keeps_folded_sections(chrome, pages):
     look(chrome, pages["many"], width=794)
     chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:

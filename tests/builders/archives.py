@@ -122,7 +122,7 @@ class Lab:
         """Return the folder of a partition's current generation."""
         return self.store / self.state().checkpoints()[key].folder
 
-    def folder_of(self, generation: int) -> Path:
+    def generation_folder(self, generation: int) -> Path:
         """Return a generation's own folder, of t-0."""
         return next((self.store / "segments" / "t-0").glob(f"{generation}-*"))
 

@@ -21,7 +21,7 @@ from lastkey.udfs.storage import open_root
 from lastkey.udfs.verify.findings import CheckResult
 from lastkey.udfs.verify.partition import check_partition
 from tests.builders.plans import changed, made_plan
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 from tests.reference.log import NONE, Batch, data_batch
 
 NOW_MS = 1_800_000_000_000
@@ -107,10 +107,10 @@ class Partition:
     def compact(self, *, sealed: bool = False, plan: PartitionPlan | None = None) -> PartitionResult:
         """Compact the partition. The archive must not change; an uncleanable partition must leave no files."""
         plan = plan or self.plan(sealed=sealed)
-        before = files_of(self.root)
+        before = read_tree(self.root)
         shutil.rmtree(self.store, ignore_errors=True)
         result = compact_partition(plan)
-        assert files_of(self.root) == before
+        assert read_tree(self.root) == before
         if result.status == "uncleanable":
             left = [p for p in self.store.rglob("*") if p.is_file()] if self.store.exists() else []
             assert not left
@@ -118,12 +118,12 @@ class Partition:
 
     def verify(self, *, sealed: bool = False, chunk_bytes: int = 8 << 20) -> CheckResult:
         """Verify the partition; no byte may change."""
-        before = files_of(self.root)
+        before = read_tree(self.root)
         plan = plan_archived(self.listed(), Config(), sealed=sealed)
         result = check_partition(
             changed(plan, index_interval_bytes=0, max_batch_bytes=BOMB_LIMIT, chunk_bytes=chunk_bytes)
         )
-        assert files_of(self.root) == before
+        assert read_tree(self.root) == before
         return result
 
     def cleaned_bytes(self, result: PartitionResult) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from lastkey.udfs.compact.plan import PartitionPlan
-from tests.builders.folders import lay_out, log_end, plan_of
+from tests.builders.folders import lay_out, log_end, make_plan
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import ABORT, COMMIT, GZIP, NONE, Batch, Record, marker_batch, with_timestamps
 
@@ -116,14 +116,14 @@ class _Writer:
         return with_timestamps(batch).encoded()
 
     def marker(self) -> Batch:
-        return self.end_of(self.draw(st.sampled_from([*sorted(self.open), 1, 2])))
+        return self.make_marker(self.draw(st.sampled_from([*sorted(self.open), 1, 2])))
 
-    def marker_of(self, pid: int) -> Batch:
-        batch = self.end_of(pid)
+    def draw_marker(self, pid: int) -> Batch:
+        batch = self.make_marker(pid)
         self.offset += 1
         return batch
 
-    def end_of(self, pid: int) -> Batch:
+    def make_marker(self, pid: int) -> Batch:
         self.open.discard(pid)
         if self.draw(st.integers(0, 3)) == 0:  # fenced: the epoch rises with each transaction since KIP-890
             self.epochs[pid] = self.epochs.get(pid, 0) + 1
@@ -164,7 +164,7 @@ def logs(draw: st.DrawFn) -> Drawn:
         segments.append(Segment(base, batches, NOW + draw(st.sampled_from([0, -1, -RETENTION, 5000]))))
     if draw(st.booleans()):  # end open transactions, so that the whole log can be cleaned
         writer.offset = max(writer.offset, segments[-1].base_offset)
-        markers = tuple(writer.marker_of(pid) for pid in sorted(writer.open))
+        markers = tuple(writer.draw_marker(pid) for pid in sorted(writer.open))
         segments[-1] = replace(segments[-1], batches=segments[-1].batches + markers)
     if draw(st.integers(0, 3)) == 0:  # everything below this segment may be cleaned
         segments.append(Segment(writer.offset + 1, (), NOW))
@@ -193,7 +193,7 @@ def logs(draw: st.DrawFn) -> Drawn:
 
 def plan_of_drawn(drawn: Drawn, folder: Path) -> PartitionPlan:
     """Lay out a drawn log in a folder; return the plan of its first pass."""
-    return plan_of(
+    return make_plan(
         lay_out(folder / "archive", drawn.segments), folder / "store", drawn.settings, now_ms=drawn.times[0],
         log_start_offset=drawn.log_start_offset, checkpoint=drawn.checkpoint, sealed=drawn.sealed,
         force=drawn.checkpoint is None, null_keys=drawn.null_keys,

@@ -100,7 +100,7 @@ class Erasures:
         return row.next_offset if row is not None else max((r.offset for r in self.archived()), default=-1) + 1
 
     def archived(self) -> list[Record]:
-        return list(records_of(sorted((self.lab.archive / "t-0").glob("*.log"))))
+        return list(read_records(sorted((self.lab.archive / "t-0").glob("*.log"))))
 
     def current(self) -> list[Record]:
         """Return the records of the current generation, in all the bytes that it names."""
@@ -150,7 +150,7 @@ def verified(world: Erasures) -> list[Any]:
     return report.problems
 
 
-def table_of(store: Path) -> list[dict[str, Any]]:
+def erasure_rows(store: Path) -> list[dict[str, Any]]:
     """Return what cleaner_runs keeps of each erasure and check that searched, oldest first, with its job."""
     rows = [row | json.loads(row["figures"]) for row in rows_of_runs(store) if row["topic"] is None]
     told = sorted((row for row in rows if "erasure" in row), key=lambda row: row["ended_ms"])
@@ -178,7 +178,7 @@ def rows_of_runs(store: Path) -> list[dict[str, Any]]:
     return [row for path in files for row in pq.read_table(path).to_pylist()]
 
 
-def records_of(paths: Iterable[Path]) -> Iterator[Record]:
+def read_records(paths: Iterable[Path]) -> Iterator[Record]:
     for path in paths:
         yield from _records(path.read_bytes())
 
@@ -189,13 +189,13 @@ def _records(data: bytes) -> Iterator[Record]:
             yield from batch.records
 
 
-def places_of(keys: Iterable[bytes], folder: Path) -> list[tuple[str, bytes]]:
+def find_keys(keys: Iterable[bytes], folder: Path) -> list[tuple[str, bytes]]:
     """Return the files below a folder with any of the keys in their bytes, decompressed: logs, Parquet, all others."""
     found = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         texts = [path.read_bytes(), str(path.relative_to(folder)).encode()]
         if path.suffix == ".log":
-            texts += [part for r in records_of([path]) for part in (r.key, r.value) if part]
+            texts += [part for r in read_records([path]) for part in (r.key, r.value) if part]
         elif path.suffix == ".parquet":
             texts += [str(row).encode() for row in pq.read_table(path).to_pylist()]
         found += [(str(path.relative_to(folder)), key) for key in keys if any(key in text for text in texts)]

@@ -269,18 +269,18 @@ _AUDITED: dict[str, Operation] = {
 }  # fmt: skip
 
 
-def _of_descriptor(descriptor: int) -> str:
+def _descriptor_path(descriptor: int) -> str:
     return str(Path(f"/proc/self/fd/{descriptor}").readlink()).removesuffix(" (deleted)")
 
 
 def _pread(descriptor: int, n: int, position: int) -> bytes:
-    _meet("read", _of_descriptor(descriptor), position, n)
+    _meet("read", _descriptor_path(descriptor), position, n)
     return _real_pread(descriptor, n, position)
 
 
 def _fsync(descriptor: Any) -> None:
     number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
-    _meet("fsync", _of_descriptor(number))
+    _meet("fsync", _descriptor_path(number))
     _real_fsync(number)
 
 
@@ -301,7 +301,7 @@ def _bind_pread() -> None:
 
     def pread(descriptor: int, buffer: int, n: int, position: int) -> int:
         try:
-            _meet("read", _of_descriptor(descriptor), position, n)
+            _meet("read", _descriptor_path(descriptor), position, n)
         except OSError as error:
             ctypes.set_errno(error.errno)
             return -1

@@ -59,7 +59,7 @@ def archived_at(root: Path, partition: str) -> Archived:
     return out
 
 
-def plan_of(
+def make_plan(
     archived: Archived,
     store: Path,
     settings: Settings,
@@ -167,7 +167,7 @@ def golden_plan(case: Case, partition: str, number: int, archived: Archived, sto
         segment_index_bytes=case.settings["segment.index.bytes"],
         index_interval_bytes=case.settings["index.interval.bytes"],
     )
-    return plan_of(
+    return make_plan(
         archived, store, settings, now_ms=case.now_ms(number, partition), log_start_offset=case.log_start(partition),
         checkpoint=case.first_dirty_offset(number, partition), force=number > 1,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from lastkey.jobs.convert import job as convert
 from lastkey.jobs.convert.report import ConvertReport
 from lastkey.udfs import convert_log
 from lastkey.udfs.storage import open_root
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 
 CONFIG = parse_config({"job": {"engine": "threads"}})
 EVENTS = ("open", "os.rename", "os.utime", "os.mkdir", "os.remove")
@@ -35,13 +35,13 @@ def killed_runs(archive: Path, work: Path, seed: int, cases: int) -> None:
     """
     run(archive, work / "undisturbed")
     moments = in_child(archive, work / "counted", None)
-    expected = files_of(work / "counted")
+    expected = read_tree(work / "counted")
     draw, killed, kept = random.Random(seed), 0, 0
     for case in range(cases):
         output = work / f"case{case}"
         for _ in range(2):
             killed += in_child(archive, output, draw.randint(1, moments)) < 0
-            found = files_of(output) if output.exists() else {}
+            found = read_tree(output) if output.exists() else {}
             for one in list_archive(open_root(str(output)), lambda _: True).partitions.values() if found else ():
                 whole = {path: data for path, data in expected.items() if path.startswith(f"{one.path}/")}
                 assert {path: data for path, data in found.items() if path.startswith(f"{one.path}/")} == whole
@@ -49,7 +49,7 @@ def killed_runs(archive: Path, work: Path, seed: int, cases: int) -> None:
                 break  # it ended before that moment
         else:
             kept += sum(p.kept for p in run(archive, output).partitions)
-        assert files_of(output) == expected == files_of(work / "undisturbed")
+        assert read_tree(output) == expected == read_tree(work / "undisturbed")
     print(json.dumps({"moments": moments, "killed": killed, "kept": kept}))
 
 

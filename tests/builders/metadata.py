@@ -51,6 +51,6 @@ def write_log(folder: Path, values: Iterable[bytes | None], base: int = 0) -> Pa
     return folder / f"{base:020}.log"
 
 
-def time_of(offset: int) -> int:
+def record_time_ms(offset: int) -> int:
     """Return the time of a record."""
     return START_MS + offset

@@ -140,7 +140,7 @@ def added_up(rows: Sequence[dict[str, Any]], cuts: Sequence[int] = ()) -> list[d
 
 
 def _version(read_id: int, row: Seen) -> dict[str, object]:
-    digest, of_key = hash_of(repr((row.key, row.value)).encode()), hash_of(row.key or b"")
+    digest, of_key = hash_columns(repr((row.key, row.value)).encode()), hash_columns(row.key or b"")
     high, low = digest if row.key is None else of_key
     return {
         "read_id": read_id, "high": high, "low": low, "keyless": row.key is None, "digest": digest[1],
@@ -149,7 +149,7 @@ def _version(read_id: int, row: Seen) -> dict[str, object]:
     }  # fmt: skip
 
 
-def hash_of(data: bytes) -> tuple[int, int]:
+def hash_columns(data: bytes) -> tuple[int, int]:
     """Return two halves of a hash, as columns of ENTRIES hold them."""
     digest = hashlib.sha256(data).digest()
     return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:16], "little", signed=True)

@@ -11,7 +11,7 @@ from lastkey.jobs.command import cli
 from lastkey.jobs.store.tables import open_state
 from lastkey.logformat.side_files import producer_snapshot
 from tests.builders.logs import log_text, write_partition
-from tests.builders.stores import manifest_of
+from tests.builders.stores import manifest_segments
 from tests.builders.trees import files_in
 
 NOW = 1_700_000_100_000
@@ -51,5 +51,5 @@ class Place:
     def generation(self) -> str:
         """Return the batches of the current generation."""
         roots = {"store": self.store, "archive": self.archive.parent}
-        manifest = manifest_of(open_state(str(self.store)), "t", 0)
+        manifest = manifest_segments(open_state(str(self.store)), "t", 0)
         return log_text(*(roots[s.root] / s.path for s in sorted(manifest, key=lambda s: s.base_offset)))

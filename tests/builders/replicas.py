@@ -89,7 +89,7 @@ class StoredBatch:
 Batches = dict[tuple[int, int], StoredBatch]  # by first and last offset
 
 
-def batches_of(directory: Path) -> Batches:
+def read_batches(directory: Path) -> Batches:
     """Return the batches of a log directory by first and last offset."""
     out = {}
     for log in files_in(directory / FOLDER):
@@ -130,7 +130,7 @@ def judge(whole: Batches, copies: Original, report: MergeReport, out: Path, tall
     (partition,) = report.partitions
     if partition.refused:
         return f"refused: {[str(p) for p in partition.problems]}"
-    found, lost = batches_of(out), 0
+    found, lost = read_batches(out), 0
     there = sorted(set().union(*copies.kept))
     for key in sorted(whole.keys() | found.keys()):
         candidates = {b[key].data for b, kept in zip(copies.batches, copies.kept, strict=True) if key in kept}

@@ -24,7 +24,7 @@ class _Partition:
         self.value = value
 
 
-def options_of(
+def parse_options(
     name: str, path: Path | str | list[str] | None, pushed: dict[str, Any] | None = None, **given: str
 ) -> ReadOptions:
     if isinstance(path, list):
@@ -34,13 +34,13 @@ def options_of(
     return replace(parse(given, name), pushed=Pushed(**(pushed or {})))
 
 
-def tasks_of(name: str, path: Path | str | list[str] | None, **given: Any) -> list[Task]:
-    return plan(options_of(name, path, **given))
+def list_tasks(name: str, path: Path | str | list[str] | None, **given: Any) -> list[Task]:
+    return plan(parse_options(name, path, **given))
 
 
 def read(name: str, path: Path | str | list[str] | None, **given: Any) -> pa.Table:
     """Return all rows; every batch must have exactly the declared schema."""
-    options = options_of(name, path, **given)
+    options = parse_options(name, path, **given)
     schema = select_columns(BY_NAME[name].columns, options)
     batches = [batch for task in plan(options) for batch in read_task(options, schema, _Partition(task))]
     assert all(batch.schema.equals(schema) for batch in batches)
@@ -51,6 +51,6 @@ def read(name: str, path: Path | str | list[str] | None, **given: Any) -> pa.Tab
 
 def read_only(name: str, path: Path | str | list[str] | None, **given: Any) -> int:
     """Return the number of rows; keeps none."""
-    options = options_of(name, path, **given)
+    options = parse_options(name, path, **given)
     schema = select_columns(BY_NAME[name].columns, options)
     return sum(batch.num_rows for task in plan(options) for batch in read_task(options, schema, _Partition(task)))

@@ -44,9 +44,9 @@ def row(kind, **values):
         columns = checkpoint_schema().field("segments").type.value_type
         filled = {f.name: empty[f.type] for f in columns if f.name not in LATER}
         return parse_segment(filled | values)
-    types = {f.name: f.type for f in arrow_schema(kind)}
-    needed = [f.name for f in dataclasses.fields(kind) if f.init and f.default is dataclasses.MISSING]
-    zeros = {name: empty[types[name]] for name in needed}
+    fields = [f for f in dataclasses.fields(kind) if f.init]
+    types = dict(zip([f.name for f in fields], arrow_schema(kind).types, strict=True))
+    zeros = {f.name: empty[types[f.name]] for f in fields if f.default is dataclasses.MISSING}
     return kind(**zeros | {name: value for name, value in values.items() if name in types})
 
 
@@ -70,7 +70,7 @@ def make_commit(partition, generation, run_id, parent=None, segments=2, topic="t
     )  # fmt: skip
 
 
-def manifest_of(state, topic, partition, generation=None):
+def manifest_segments(state, topic, partition, generation=None):
     """Return the segments of one generation (None: the current one), by base offset; empty if there is none."""
     key, (checkpoints, manifests) = (topic, partition), state.current()
     if key not in checkpoints or generation in (None, checkpoints[key].generation):
@@ -87,7 +87,7 @@ def commit_with_files(state, *commits):
     writing.commit_wave(state, commits)
 
 
-def partition_state_of(commit, state="clean"):
+def make_partition_state(commit, state="clean"):
     """Return the row of `cleaner_state` that goes with a commit."""
     at = commit.checkpoint
     return row(
@@ -116,7 +116,7 @@ class StoreMaker:
         return path
 
     def generation(
-        self, topic, partition, generation, written, kept=(), archived=(), end=300, start=0, anew=False, run=None,
+        self, topic, partition, generation, written, kept=(), archived=(), end=300, start=0, reset=False, run=None,
         gaps=(), log_start=None, dies=False, started_ms=0,
     ):  # fmt: skip
         """Commit a generation.
@@ -153,15 +153,15 @@ class StoreMaker:
         facts = {"log_start_offset": start, "next_offset": end, "archive_uri": str(self.archive)}
         before = self.state.checkpoints().get((topic, partition))
         parent = before.run_id if before else None
-        chain = before.chain if before and not anew else run
+        chain = before.chain if before and not reset else run
         checkpoint = row(
             Checkpoint, **shared, **facts, first_dirty_offset=end - 10, gaps=json.dumps(gaps), chain=chain,
             topic_id=None,
         )  # fmt: skip
-        read = read_with(None if anew else before, checkpoint, segments, start if log_start is None else log_start)
+        read = read_with(None if reset else before, checkpoint, segments, start if log_start is None else log_start)
         run_row = row(
             RunRow, **shared, **facts, generation_before=generation - 1, generation_after=generation,
-            parent_run_id=parent, end_offset=end - 10, anew=anew, started_ms=started_ms, settings=json.dumps({}),
+            parent_run_id=parent, end_offset=end - 10, reset=reset, started_ms=started_ms, settings=json.dumps({}),
             topic_id=None,
         )  # fmt: skip
         commit = Commit(dataclasses.replace(checkpoint, read=read), segments, run_row)

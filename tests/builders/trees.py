@@ -14,7 +14,7 @@ def files_in(folder: Path, pattern: str = "*.log") -> list[Path]:
     return found
 
 
-def files_of(root: Path) -> dict[str, bytes]:
+def read_tree(root: Path) -> dict[str, bytes]:
     """Return the bytes of every file below, by path."""
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 

@@ -14,7 +14,7 @@ NOW_MS = 2_000_000_000_000
 NAME = "version"
 
 
-def version_of(record: Record, strategy: str) -> int:
+def record_version(record: Record, strategy: str) -> int:
     """Return a record's version by KIP-280: its timestamp, or its last header of that name; -1 if it has none.
 
     Such a header has eight bytes, and is not negative.
@@ -32,7 +32,7 @@ def twin(records: list[Record], strategy: str) -> list[int]:
     best: dict[bytes, tuple[int, int]] = {}
     for r in records:
         assert r.key is not None
-        best[r.key] = max(best.get(r.key, (-2, -1)), (version_of(r, strategy), r.offset))
+        best[r.key] = max(best.get(r.key, (-2, -1)), (record_version(r, strategy), r.offset))
     return sorted(offset for _, offset in best.values())
 
 

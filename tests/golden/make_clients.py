@@ -56,14 +56,14 @@ def main() -> None:
         work = Path(name)
         broker, versions = write(work)
         starts, out = log_starts(broker.data), work / "out"
-        for path in sorted(partitions(broker.data, set(topics_of(broker.data)))):
+        for path in sorted(partitions(broker.data, set(list_topics(broker.data)))):
             if (topic := path.rpartition("-")[0]) not in HELPERS:
                 shutil.copytree(broker.data / path, out / topic / "input" / path)
         now_ms = max(p.stat().st_mtime_ns for p in out.rglob("*.log")) // 1_000_000 + 1000
         cases = {}
         for folder in sorted(out.iterdir()):
             [partition] = (folder / "input").iterdir()
-            meta = meta_of(folder.name, out, starts.get(partition.name, 0), now_ms, work)
+            meta = partition_facts(folder.name, out, starts.get(partition.name, 0), now_ms, work)
             (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
             figures = meta["partitions"][partition.name]
             cases[folder.name] = {name: figures[name] for name in FIGURES}
@@ -206,11 +206,11 @@ def log_starts(data: Path) -> dict[str, int]:
     return {f"{topic}-{number}": int(offset) for topic, number, offset in map(str.split, lines)}
 
 
-def topics_of(data: Path) -> list[str]:
+def list_topics(data: Path) -> list[str]:
     return [path.name.rpartition("-")[0] for path in data.iterdir() if path.is_dir() and any(path.glob("*.log"))]
 
 
-def meta_of(case: str, out: Path, start: int, now_ms: int, work: Path) -> dict[str, Any]:
+def partition_facts(case: str, out: Path, start: int, now_ms: int, work: Path) -> dict[str, Any]:
     """Return the facts of a partition, with digests of what Kafka's cleaner leaves of it in each pass."""
     [source] = (out / case / "input").iterdir()
     size = segment_bytes(case)

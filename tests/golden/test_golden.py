@@ -16,7 +16,7 @@ def test_every_case_of_the_specs_is_there_and_no_other(cases):
     assert sorted(path.name for path in next(iter(cases.values())).folder.parent.iterdir()) == case_names()
 
 
-def test_it_is_unpacked_once_a_session(cases, tmp_path_factory):
+def test_golden_data_is_unpacked_once_a_session(cases, tmp_path_factory):
     assert golden(tmp_path_factory)["few-keys"].folder == cases["few-keys"].folder
 
 

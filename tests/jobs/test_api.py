@@ -121,7 +121,7 @@ def test_a_list_that_narrows_a_run_never_widens_it_when_it_is_empty(job, name, w
     assert [options.topics for options in taken] == [EVERY_TOPIC] * 3
 
 
-def test_what_adds_nothing_may_be_empty(asked):
+def test_options_that_may_be_empty(asked):
     assert asked("compact", "A", "S", reset=[]).reset is None
     assert asked("erase", "S", "H", key=[], keys="F").key == ()
     with pytest.raises(TypeError, match=r"partitions: expected numbers of partitions, .*, found \[\]"):
@@ -225,7 +225,7 @@ def test_a_value_that_click_would_refuse_is_a_usage_error(given, said):
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],
 )
-def test_what_stops_a_job_is_a_job_error_and_a_defect_stays_itself(error, kind, monkeypatch, tmp_path):
+def test_api_raises_job_errors_and_passes_defects_on(error, kind, monkeypatch, tmp_path):
     def fails(options, progress):
         raise error
 
@@ -272,7 +272,7 @@ def test_a_job_called_from_a_thread_leaves_signals_log_and_stdout_alone(tmp_path
     assert json.dumps([report.to_json() for report in reports])
 
 
-def test_in_the_main_thread_too_signals_are_the_caller_s(tmp_path, monkeypatch, now_ms):
+def test_api_leaves_signals_to_the_caller(tmp_path, monkeypatch, now_ms):
     seen = []
     monkeypatch.setattr(signal, "signal", lambda *given: seen.append(given))
     lastkey.compact(EXAMPLE, tmp_path / "store", topics="prices", cleanup_policy="compact", now_ms=now_ms)
@@ -339,7 +339,7 @@ def test_an_open_partition_fails_at_a_gap_unless_it_is_accepted(tmp_path):
         (5, "fail", TypeError, "path_or_uri: expected a path or URI, found 5"),
     ],
 )
-def test_what_cannot_be_opened(path, gaps, kind, said):
+def test_paths_that_cannot_be_opened(path, gaps, kind, said):
     with pytest.raises(kind) as raised:
         lastkey.open_partition(path, gaps=gaps)
     assert said in str(raised.value)

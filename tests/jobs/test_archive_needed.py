@@ -96,7 +96,7 @@ def restored(lab: Lab, *options: str) -> dict[int, Any]:
     return {offset: row.record for offset, row in read_folder(output / "t-0").rows.items()}
 
 
-def test_what_a_rollback_reads_is_needed_until_vacuum(lab, capsys):
+def test_files_that_a_rollback_reads_are_needed_until_vacuum(lab, capsys):
     night(lab, 2)
     night(lab, 4)
     assert "rollback" in asked(lab, capsys)["kinds"]
@@ -113,7 +113,7 @@ def test_what_a_rollback_reads_is_needed_until_vacuum(lab, capsys):
     assert "rollback" not in found["kinds"]
 
 
-def test_after_too_much_was_deleted_a_run_after_a_rollback_says_the_gap_and_going_forward_ends_it(lab, capsys):
+def test_gap_after_a_rollback_ends_with_a_second_rollback(lab, capsys):
     night(lab, 2)
     night(lab, 4)
     for base in _bases(lab.archive / "t-0")[:-1]:
@@ -187,7 +187,7 @@ def test_store_without_read_ranges_needs_all_segments(lab, capsys):
     assert ("unread" in found["kinds"], found["needed_from"]) == (True, 0)
 
 
-def test_what_is_uncleanable_odd_or_unknown_is_needed(lab, capsys):
+def test_uncleanable_and_unknown_files_are_needed(lab, capsys):
     night(lab, 4)
     (lab.archive / "t-0" / "00000000000000000000.log.swap").write_bytes(b"")
     assert asked(lab, capsys)["kinds"] == {"entries"}
@@ -261,7 +261,7 @@ def archive_answer(lab: Lab, capsys: Any, code: int = DONE) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
-def test_nothing_is_written(lab, capsys):
+def test_archive_needed_writes_no_file(lab, capsys):
     night(lab, 3)
     before = {path: path.stat().st_mtime_ns for path in lab.root.rglob("*")}
     asked(lab, capsys)

@@ -19,7 +19,7 @@ from lastkey.jobs.store.old_versions import forget
 from lastkey.jobs.store.tables import open_state
 from tests.builders.damage import START_MS, build
 from tests.builders.stores import StoreMaker, make_commit, run_id
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -53,7 +53,7 @@ def test_one_run_with_a_wrong_clock_stops_none_after_it(
         run("compact", str(part.root), "--config", str(tmp_path / "settings.toml"), "--now", str(now_ms), *more)
         run("verify")
         (row,) = open_state(store).checkpoints().values()
-        found = files_of(part.store / row.folder)
+        found = read_tree(part.store / row.folder)
         return {name: data for name, data in found.items() if name.endswith(".log")}
 
     right_ms = START_MS + DAY_MS
@@ -76,10 +76,10 @@ def test_a_vacuum_whose_clock_is_ahead_takes_nothing_young(tmp_path: Path, monke
     for generation in (1, 2, 3):
         maker.generation("t", 0, generation, {0: b"a"})
     maker.age(400, *(maker.run_folder("t", 0, generation) for generation in (1, 2)))
-    before = files_of(maker.store / "segments")
+    before = read_tree(maker.store / "segments")
     _ahead(monkeypatch, 1)
     report = vacuum.run(VacuumOptions(str(maker.store)), Silent())
-    gone = before.keys() - files_of(maker.store / "segments").keys()
+    gone = before.keys() - read_tree(maker.store / "segments").keys()
     assert {path.split("/")[1].split("-")[0] for path in gone} == {"1"}  # the second was replaced a moment ago
     assert "this machine's clock is 8,760 hours ahead of the store's; ages are by the store's" in report.notes
     assert not list((maker.store / "state").glob(".probe*"))

@@ -191,7 +191,7 @@ def test_data_sources_give_the_same(bucket: str, name: str) -> None:
     assert ours.select(names).equals(expected.select(names)) and ours.num_rows
 
 
-def test_of_writers_that_race_one_wins(bucket: str) -> None:
+def test_one_of_several_racing_writers_wins(bucket: str) -> None:
     out = race(f"{bucket}/race", 4, 5, kill=2, seed=1)
     assert {"done", "conflict"} <= set(out.said.values()) <= {"done", "conflict", "unsure"}
 

@@ -148,7 +148,7 @@ def test_decoders_work_in_sql(spark, topic):
         "SELECT kafka_string(key) k, kafka_long(value) l, kafka_schema_id(value) id, kafka_partition(key, 12) p,"
         " kafka_problem(value, 'long') IS NULL fine FROM topic"
     )
-    first, second, last = (twin.partition_of(key, 12) for key in (b"key", "schlüssel".encode(), b"\xff"))
+    first, second, last = (twin.default_partition(key, 12) for key in (b"key", "schlüssel".encode(), b"\xff"))
     rows = [
         ("key", None, 7, first, False), ("schlüssel", 42, 0, second, True), (None, None, None, None, True),
         ("�", None, 7, last, False),
@@ -176,7 +176,7 @@ def test_decoders_work_on_dataframes(topic):
 def test_keys_of_other_types(spark, topic):
     asked = "kafka_partition('order-17', 50), kafka_partition(17, 50), kafka_partition(17L, 50), kafka_murmur2('abc')"
     packed = (b"order-17", struct.pack(">i", 17), struct.pack(">q", 17))
-    expected = [twin.partition_of(key, 50) for key in packed] + [twin.murmur2(b"abc")]
+    expected = [twin.default_partition(key, 50) for key in packed] + [twin.murmur2(b"abc")]
     names = [f"v{i}" for i in range(len(expected))]
     found = spark.sql(f"SELECT {asked}").toDF(*names)
     expected_row = spark.createDataFrame([tuple(expected)], ", ".join(f"{n} int" for n in names))

@@ -238,7 +238,7 @@ def test_a_key_alone_shows_records(archive):
     assert " payload: " not in inspect(archive, "--key", "a", "--print", "records")[1]
 
 
-def test_of_a_folder_only_indexes_are_verified(archive):
+def test_folder_argument_verifies_only_indexes(archive):
     _, out, _ = inspect(archive, "--print", "mismatches")
     assert set(re.findall(r"Dumping .*\.(\w+)", out)) == {"index", "timeindex"}
     [log] = (archive / "orders-1").glob("*.log")

@@ -108,7 +108,7 @@ def test_since_and_topics_narrow_the_list(place: Place) -> None:
     assert place.outcomes("--topics", "t") == [("compact", "done")]
 
 
-def test_what_changes_nothing_writes_nothing(place: Place, tmp_path: Path) -> None:
+def test_runs_without_changes_write_no_row(place: Place, tmp_path: Path) -> None:
     assert place.compact("--dry-run") == DONE
     assert main(["compact", str(tmp_path / "none"), "--store", str(place.store)]) == USAGE
     assert not place.store.exists()

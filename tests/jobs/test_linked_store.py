@@ -11,7 +11,7 @@ import pytest
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
 from tests.builders.logs import write_partition
-from tests.builders.trees import files_of, tree
+from tests.builders.trees import read_tree, tree
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ class Place:
 
     def restored(self, store: Path, name: str) -> dict[str, bytes]:
         assert main(["restore", "--store", str(store), "--output", str(self.root / name)]) == DONE
-        return files_of(self.root / name)
+        return read_tree(self.root / name)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_copy_leaves_a_linked_partition_alone(place: Place, capsys: pytest.Cap
 @pytest.mark.parametrize(
     "path", ["state", "state/compaction_checkpoints", "state/compaction_checkpoints/_delta_log", "segments"]
 )
-def test_nothing_is_written_to_a_store_whose_own_folder_is_a_link(
+def test_store_whose_folder_is_a_link_is_not_written(
     place: Place, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also nothing about the run itself. What only reads follows the link."""

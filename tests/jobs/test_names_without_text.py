@@ -27,7 +27,7 @@ from lastkey.jobs.restore import job as restore
 from lastkey.logformat.search.partition_log import open_partition
 from tests.builders.errors import raises_kind
 from tests.builders.stores import StoreMaker, run_id
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "archive"
 NAMES = [os.fsdecode(name) for name in (b"\xff-0", b"caf\xe9", b"\xff.log")]
@@ -84,7 +84,7 @@ def test_inspect_shows_the_others_and_counts_names_that_are_no_utf8(archive, tmp
     )
     written = inspect_log.run(InspectOptions((str(archive),), output=str(tmp_path / "out")), Silent(), shown.append)
     assert "Ignoring" in "".join(written.messages)
-    assert {path.partition("/")[0] for path in files_of(tmp_path / "out")} == {"users-0"}
+    assert {path.partition("/")[0] for path in read_tree(tmp_path / "out")} == {"users-0"}
 
 
 def test_an_output_that_holds_such_a_name(archive, tmp_path):
@@ -111,9 +111,9 @@ def test_vacuum_deletes_nothing_in_a_folder_that_it_cannot_list_and_restore_work
     shutil.copytree(maker.run_folder("t", 0, 1), dead)
     segments = maker.store / "segments"
     spoil(segments, segments / "t-0", dead, maker.run_folder("t", 0, 1))
-    before = files_of(segments)
+    before = read_tree(segments)
     report = vacuum.run(VacuumOptions(str(maker.store), grace_hours=0), Silent())
-    assert files_of(segments) == before
+    assert read_tree(segments) == before
     assert [note for note in report.notes if "UTF-8" in note] == [
         f"{path}: 3 names that are not UTF-8; left alone"
         for path in ("segments", "segments/t-0", f"segments/t-0/1-{run_id(1)}", f"segments/t-0/{dead.name}")

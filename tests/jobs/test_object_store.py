@@ -30,9 +30,9 @@ from lastkey.udfs.storage import open_root
 from tests.builders.logs import write_partition
 from tests.builders.remote import batches, put_aiven, put_kafka, put_pinterest, segment
 from tests.builders.s3_server import BUCKET, put, s3_server
-from tests.builders.sources import read, tasks_of
+from tests.builders.sources import list_tasks, read
 from tests.builders.steps import at_step, interrupt
-from tests.builders.trees import files_in, files_of
+from tests.builders.trees import files_in, read_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "archive"
@@ -113,9 +113,9 @@ def test_tiered_storage_in_the_bucket_gives_what_it_gives_on_a_disk(upload, tmp_
         assert code == 0
         assert re.search(r"\bt-0 +\w+ +180 +", said), said
         assert run("restore", *store, "--output", tmp_path / name)[0] == 0
-    ours = files_of(tmp_path / "a")
+    ours = read_tree(tmp_path / "a")
     assert len(ours) > 5
-    assert files_of(tmp_path / "b") == ours
+    assert read_tree(tmp_path / "b") == ours
     rows = read("kafka_log", f"{given}{uri}")
     assert rows["offset"].to_pylist() == list(range(180))
     assert rows.equals(read("kafka_log", f"{given}{tmp_path / 'remote'}"))
@@ -127,7 +127,7 @@ def test_indexes_are_rebuilt_into_the_bucket(tmp_path):
     assert run("reindex", f"{BUCKET}/bare", "--check")[0] == 3
     assert run("reindex", f"{BUCKET}/bare", "--output", f"{BUCKET}/rebuilt")[0] == 0
     assert run("reindex", EXAMPLE, "--output", tmp_path / "rebuilt")[0] == 0
-    assert objects_in(f"{BUCKET}/rebuilt") == files_of(tmp_path / "rebuilt")
+    assert objects_in(f"{BUCKET}/rebuilt") == read_tree(tmp_path / "rebuilt")
 
 
 def test_a_conversion_into_the_bucket_that_was_cut_off_continues(tmp_path):
@@ -143,7 +143,7 @@ def test_a_conversion_into_the_bucket_that_was_cut_off_continues(tmp_path):
     assert report.exit_code == 0
     assert all(p.kept == p.segments for p in report.partitions)
     convert.run(ConvertOptions(str(EXAMPLE), output=str(tmp_path / "v3"), to="v3", config=config), Silent())
-    assert objects_in(uri) == files_of(tmp_path / "v3")
+    assert objects_in(uri) == read_tree(tmp_path / "v3")
 
 
 def test_copies_in_the_bucket_are_merged_into_it(tmp_path):
@@ -156,7 +156,7 @@ def test_copies_in_the_bucket_are_merged_into_it(tmp_path):
         )
     ]  # fmt: skip
     assert [code for code, _, _ in done] == [0, 0], done
-    assert objects_in(f"{BUCKET}/merged") == files_of(tmp_path / "merged")
+    assert objects_in(f"{BUCKET}/merged") == read_tree(tmp_path / "merged")
     one = ROOT / "examples" / "replicas" / "broker-1"
     mixed = run("merge", one, f"{BUCKET}/replicas/broker-2", *options[2:], "--output", tmp_path / "mixed")
     assert mixed[0] == 0, mixed  # what broker 1 lacks is whole there
@@ -236,14 +236,14 @@ def test_a_missing_bucket_or_folder_is_an_error(tmp_path):
             CliRunner().invoke(cli.lastkey, [job, uri], catch_exceptions=False, standalone_mode=False)
     write_partition(tmp_path / "t-0", "a=1 || b=2")
     put(tmp_path, f"{BUCKET}/shrinking")
-    planned = tasks_of("kafka_log", f"{BUCKET}/shrinking")
+    planned = list_tasks("kafka_log", f"{BUCKET}/shrinking")
     filesystem, path = file_system(f"{BUCKET}/shrinking/t-0/00000000000000000000.log")
     filesystem.delete_file(path)
     from lastkey.jobs.data_source.read import read_task
     from lastkey.jobs.data_source.source import select_columns
-    from tests.builders.sources import BY_NAME, _Partition, options_of
+    from tests.builders.sources import BY_NAME, _Partition, parse_options
 
-    options = options_of("kafka_log", f"{BUCKET}/shrinking")
+    options = parse_options("kafka_log", f"{BUCKET}/shrinking")
     schema = select_columns(BY_NAME["kafka_log"].columns, options)
     with pytest.raises(LogFormatError, match="expected a readable file"):
         [list(read_task(options, schema, _Partition(task))) for task in planned]
@@ -277,7 +277,7 @@ def test_hadoops_name_of_s3_is_taken_for_it(tmp_path):
     assert found == expected and found.num_rows > 1000
 
 
-def test_what_may_be_deleted_of_a_bucket(tmp_path):
+def test_deletable_files_of_a_bucket(tmp_path):
     """The answer is that of a disk; what it names is deleted, and it is not missed."""
     shutil.copytree(EXAMPLE, tmp_path / "archive")
     put(EXAMPLE, f"{BUCKET}/needed")

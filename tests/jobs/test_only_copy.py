@@ -93,21 +93,21 @@ def test_two_rollbacks_and_a_vacuum_leave_the_only_copy(story):
     assert story.there() == [4]
 
 
-@pytest.mark.parametrize("how", [{"gaps": [[200, 299, -1, -1]]}, {"anew": True, "start": 300}, {"start": 300}])
-def test_what_was_rolled_back_stays_where_its_offsets_were_passed_over_since(story, how):
+@pytest.mark.parametrize("how", [{"gaps": [[200, 299, -1, -1]]}, {"reset": True, "start": 300}, {"start": 300}])
+def test_rolled_back_generation_is_kept_if_later_ones_skipped_its_offsets(story, how):
     """The archive lost offsets 200 to 299 after the rollback; the next generation reaches further all the same."""
     story.generation(2, B, 300)
     story.roll_back(1)
     story.generation(4, C, 500, **how)
     report = story.vacuum()
-    known = [[200, 299]] if "gaps" in how else [[0, 299]] if "anew" in how else [[100, 299]]
+    known = [[200, 299]] if "gaps" in how else [[0, 299]] if "reset" in how else [[100, 299]]
     assert (2, known) in _kept(report)
     assert 2 in story.there()
     assert story.vacuum(give_up=TopicFilter(("t",))).kept == []
     assert story.there() == [4]
 
 
-def test_what_the_chain_has_read_goes_as_any_old_generation_does(story):
+def test_generation_whose_offsets_the_chain_read_is_deleted(story):
     story.generation(2, B, 300)
     story.roll_back(1)
     story.generation(4, C, 350)
@@ -187,11 +187,11 @@ def test_a_rebuild_that_is_killed_at_any_step_can_be_made_again(story, monkeypat
     assert ends == {"nothing", "made", "done"} and steps > 8
 
 
-def test_what_a_choice_leaves_is_a_generation_still(story):
+def test_generation_that_a_choice_skipped_is_kept(story):
     """Somebody brought older tables back after a --reset: two generations have one number, and hold other logs."""
     older = story.store.parent / "older"
     shutil.copytree(story.store / "state", older)
-    story.generation(2, B, 200, anew=True)
+    story.generation(2, B, 200, reset=True)
     shutil.rmtree(story.store / "state")
     shutil.copytree(older, story.store / "state")
     story.maker.state = open_state(str(story.store))
@@ -271,7 +271,7 @@ def test_a_gap_behind_a_rollback_leaves_the_only_copy(runs, how):
     runs.run("verify")
 
 
-def test_what_lies_below_a_log_start_that_moved_never_expired(runs):
+def test_offsets_below_a_moved_log_start_did_not_expire(runs):
     """Only generation 2 contains offsets 3 to 6. One run of retention deleted the files on both sides of them."""
     runs.compact(FIRST)
     runs.compact(f"{THIRD} || h=1")
@@ -284,7 +284,7 @@ def test_what_lies_below_a_log_start_that_moved_never_expired(runs):
     runs.rollback(2)
 
 
-def test_what_the_next_chain_takes_from_the_archive_it_does_not_hold(runs):
+def test_archive_files_of_the_next_chain_are_no_copy(runs):
     """Generation 4 uses archive files for offsets that generation 2 had cleaned; then the archive loses these files."""
     runs.compact(FIRST)
     runs.compact(THIRD)

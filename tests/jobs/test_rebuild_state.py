@@ -25,8 +25,8 @@ from lastkey.logformat.listing import Segment
 from tests.builders.archives import Lab, only_input, put
 from tests.builders.errors import raises_kind
 from tests.builders.steps import at_step, interrupt
-from tests.builders.stores import manifest_of
-from tests.builders.trees import files_of, tree
+from tests.builders.stores import manifest_segments
+from tests.builders.trees import read_tree, tree
 from tests.golden import golden
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -75,19 +75,19 @@ def _restored(lab: Lab, name: str) -> dict[str, Any]:
 def test_the_tables_come_back_row_by_row_and_runs_continue(lab: Lab) -> None:
     before, files = _rows(lab), _restored(lab, "before")
     assert not any("manifest" in path for path in files)
-    kept = files_of(lab.store)
+    kept = read_tree(lab.store)
     assert _rebuild(lab, dry_run=True).to_json()["partitions"][0]["generation"] == 2
-    assert files_of(lab.store) == kept
+    assert read_tree(lab.store) == kept
     with pytest.raises(UsageError, match="replaces nothing"):
         _rebuild(lab)
     _lose(lab)
     with pytest.raises(UsageError, match="rebuild-state"):  # else generation 1 would begin again
         lab.run(lab.now_ms, force=True)
-    segments = files_of(lab.store / "segments")
+    segments = read_tree(lab.store / "segments")
     report = _rebuild(lab)
     assert report.exit_code == 0
     assert "state of 1 partition made again" in report.to_text()
-    assert files_of(lab.store / "segments") == segments
+    assert read_tree(lab.store / "segments") == segments
     assert _rows(lab) == before
     assert _restored(lab, "after") == files
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
@@ -134,7 +134,7 @@ def test_two_of_one_number_that_were_committed_are_a_question(lab: Lab) -> None:
         _rebuild(lab, "u-0=none")
     _rebuild(lab, f"t-0={mine.name.partition('-')[2]}")
     assert _at(lab) == (3, 2, mine.name.partition("-")[2])
-    assert [s.path for s in manifest_of(lab.state(), *KEY)] == [s.path for s in want[1][KEY]]
+    assert [s.path for s in manifest_segments(lab.state(), *KEY)] == [s.path for s in want[1][KEY]]
     _lose(lab)
     _rebuild(lab, f"t-0={'f' * 32}")
     assert _at(lab) == (4, 2, "f" * 32)
@@ -162,10 +162,10 @@ def test_a_generation_without_a_manifest_is_listed(lab: Lab) -> None:
     _lose(lab)
     with raises_kind(UNDECIDED, match=r"t-0: generation 2 of run \w+ \(.*found no such file\), generation 1 "):
         _rebuild(lab)
-    (lab.folder_of(1) / "committed").unlink()
+    (lab.generation_folder(1) / "committed").unlink()
     report = _rebuild(lab, "t-0=none")
     assert report.left_out == ["t-0"]
-    assert [note.partition(":")[0] for note in report.notes] == [f"segments/t-0/{lab.folder_of(1).name}"]
+    assert [note.partition(":")[0] for note in report.notes] == [f"segments/t-0/{lab.generation_folder(1).name}"]
 
 
 def test_rebuilt_rollback_is_unchanged(lab: Lab) -> None:
@@ -200,14 +200,14 @@ def test_a_crash_behind_the_commit_is_undecided_until_a_user_confirms_it(lab: La
 def test_the_history_continues_where_the_chain_is_cut(lab: Lab) -> None:
     """Vacuum deleted generation 2 and its manifest."""
     assert lab.run(lab.now_ms, force=True).exit_code == 0
-    shutil.rmtree(lab.folder_of(2))
+    shutil.rmtree(lab.generation_folder(2))
     _lose(lab)
     _rebuild(lab)
     assert [run.generation_after for run in lab.state().histories()[KEY]] == [3, 1]
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
 
 
-def test_what_there_is_not(tmp_path: Path) -> None:
+def test_missing_store_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MissingPathError):
         rebuild_state.run(RebuildStateOptions(str(tmp_path)), Silent())
     with pytest.raises(UsageError, match="--topics"):

@@ -28,8 +28,8 @@ from lastkey.jobs.verify import job as verify
 from tests.builders.archives import Lab, only_input, put
 from tests.builders.errors import raises_kind
 from tests.builders.steps import at_step
-from tests.builders.stores import manifest_of
-from tests.builders.trees import files_in, files_of, tree
+from tests.builders.stores import manifest_segments
+from tests.builders.trees import files_in, read_tree, tree
 from tests.golden import golden
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -77,9 +77,9 @@ def _content(lab: Lab) -> tuple[Any, ...]:
 
 
 def test_an_older_generation_is_current_and_the_next_run_continues_from_it(lab: Lab) -> None:
-    before = files_of(lab.store)
+    before = read_tree(lab.store)
     dry = _rollback(lab, 1, dry_run=True)
-    assert files_of(lab.store) == before
+    assert read_tree(lab.store) == before
     third = lab.folder()
     report = _rollback(lab, 1)
     assert [p | {"run_id": ""} for p in report.to_json()["partitions"]] == [
@@ -116,7 +116,7 @@ def test_an_older_generation_is_current_and_the_next_run_continues_from_it(lab: 
     want = read_manifest(lab.state().root, f"segments/t-0/{third.name}").run.next_offset
     assert rows[0].next_offset == want
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
-    lab.check_whole(manifest_of(lab.state(), "t", 0))
+    lab.check_whole(manifest_segments(lab.state(), "t", 0))
     _age(lab)
     done = vacuum.run(VacuumOptions(str(lab.store)), Silent())
     assert done.kept == []
@@ -153,7 +153,7 @@ def test_offsets_that_the_archive_has_lost_are_reported_before_and_after(lab: La
     assert _rollback(lab, 3).to_json()["partitions"][0]["lost"] == []
 
 
-def test_what_was_rolled_back_stays_for_the_grace_and_can_be_given_up(lab: Lab) -> None:
+def test_rolled_back_generation_is_kept_for_the_grace_period(lab: Lab) -> None:
     third = lab.folder()
     _age(lab)
     _rollback(lab, 2)
@@ -174,7 +174,7 @@ def test_a_run_in_between_is_a_conflict(lab: Lab) -> None:
     assert (at.generation, at.back_to) == (4, 0)
 
 
-def test_what_a_vacuum_has_said_that_it_takes_cannot_come_back(lab: Lab) -> None:
+def test_rollback_refuses_a_generation_that_vacuum_announced(lab: Lab) -> None:
     *_, folder = lab.first
     state = lab.state()
     assert writing.announce_deletions(state, [f"segments/t-0/{folder.name}"], state.version())
@@ -196,7 +196,7 @@ def test_generation_with_missing_files_is_refused(lab: Lab, what: str) -> None:
     assert lab.state().current() == before
 
 
-def test_what_there_is_not(lab: Lab, tmp_path: Path) -> None:
+def test_missing_store_or_generation_is_an_error(lab: Lab, tmp_path: Path) -> None:
     with raises_kind(NO_GENERATION, match="never committed"):
         _rollback(lab, 9)
     with pytest.raises(UsageError, match=r"no topic of .* matches u"):
@@ -267,7 +267,7 @@ def test_a_generation_that_reaches_further_and_cannot_be_read_is_left_alone_by_v
     _rollback(lab, 1)
     (third / MANIFEST).write_bytes(b"{")
     _age(lab)
-    before = files_of(lab.store / "segments")
+    before = read_tree(lab.store / "segments")
     report = vacuum.run(VacuumOptions(str(lab.store)), Silent())
-    assert files_of(lab.store / "segments") == before
+    assert read_tree(lab.store / "segments") == before
     assert any("left alone" in note for note in report.notes)

@@ -28,7 +28,7 @@ def store(tmp_path):
     first = {"now_ms": START, "records_read": 1000, "records_kept": 10, "bytes_before": 4096, "bytes_after": 1024}
     writing.commit_wave(made.state, [_commit(0, 1, **first), _commit(1, 1, **first)])
     second = {"now_ms": START + DAY, "records_read": 7, "records_kept": 7, "bytes_before": 10, "bytes_after": 10}
-    writing.commit_wave(made.state, [_commit(0, 2, parent=run_id(1), anew=True, **second)])
+    writing.commit_wave(made.state, [_commit(0, 2, parent=run_id(1), reset=True, **second)])
     return str(made.store)
 
 
@@ -50,7 +50,7 @@ def test_every_partition_for_programs(store, capsys):
     names = ("topic", "partition", "generation_before", "generation")
     first = [tuple(p[name] for name in names) for p in said["runs"][0]["partitions"]]
     assert first == [("t", 0, 0, 1), ("t", 1, 0, 1)]
-    assert [p["anew"] for run in said["runs"] for p in run["partitions"]] == [False, False, True]
+    assert [p["reset"] for run in said["runs"] for p in run["partitions"]] == [False, False, True]
 
 
 def test_table_of_runs_without_its_newest_commit_is_reported(store, capsys):

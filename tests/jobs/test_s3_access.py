@@ -138,7 +138,7 @@ def test_missing_bucket(port, words, capsys):
     assert job_error(raised.value).kind.name == "MissingBucketError"
 
 
-def test_without_credentials(port, tmp_path, capsys):
+def test_missing_credentials_are_an_error(port, tmp_path, capsys):
     """No credentials in the environment or in a profile, and the machine has no role."""
     (tmp_path / "config").write_text("[default]\nregion = eu-north-1\n")
     files = {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
@@ -210,7 +210,7 @@ def test_both_libraries_sign_with_the_same_key_and_region(port, given, key, regi
 GLACIER = Fault(status=403, code="InvalidObjectState")
 
 
-def test_what_is_one_files_alone_stays_its_problem(port):
+def test_error_of_one_file_is_its_own_problem(port):
     filesystem, path = file_system(f"{BUCKET}/single/x")
     with filesystem.open_output_stream(path) as stream:
         stream.write(b"x")

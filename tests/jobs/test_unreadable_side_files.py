@@ -14,7 +14,7 @@ from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.producer_state import ProducerState
 from tests.builders.damage import NOW_MS, SEGMENT_OFFSETS, Partition, build
 from tests.builders.faults import Fault, faults, happened
-from tests.builders.trees import files_of, tree
+from tests.builders.trees import read_tree, tree
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def _compact(part: Partition, store: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def _made(store: Path) -> dict[str, bytes]:
-    found = files_of(store / "segments")
+    found = read_tree(store / "segments")
     return {path.rpartition("/")[2]: data for path, data in found.items() if "manifest" not in path}
 
 

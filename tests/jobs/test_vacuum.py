@@ -22,7 +22,7 @@ from lastkey.logformat.names import segment_file
 from lastkey.udfs.storage import Root
 from tests.builders.steps import at_step
 from tests.builders.stores import StoreMaker, make_commit, run_id
-from tests.builders.trees import files_in, files_of, tree
+from tests.builders.trees import files_in, read_tree, tree
 
 pytestmark = pytest.mark.slow
 
@@ -70,10 +70,10 @@ def _vacuum(maker, **options):
 
 
 def _segments(maker):
-    return files_of(maker.store / "segments")
+    return read_tree(maker.store / "segments")
 
 
-def test_nothing_young_is_touched(three_generations):
+def test_young_files_are_kept(three_generations):
     before, version = _segments(three_generations), three_generations.state.version()
     report = _vacuum(three_generations)
     assert _segments(three_generations) == before
@@ -87,9 +87,9 @@ def test_vacuum_keeps_files_named_by_the_current_generation(three_generations, t
     maker = three_generations
     folders = [maker.run_folder("t", 0, g) for g in (1, 2, 3)]
     maker.age(WEEK + 1, *folders, maker.dead)
-    before = files_of(maker.folder)
+    before = read_tree(maker.folder)
     dry = _vacuum(maker, dry_run=True)
-    assert files_of(maker.folder) == before
+    assert read_tree(maker.folder) == before
     assert tables_vacuumed == [True]
     report = _vacuum(maker)
     assert tables_vacuumed == [True, False]
@@ -101,7 +101,7 @@ def test_vacuum_keeps_files_named_by_the_current_generation(three_generations, t
     assert not maker.dead.exists()
     assert len(list(folders[2].iterdir())) == 10
     assert (maker.store / "segments" / "t-0" / "mine" / "notes.txt").exists()
-    gone = {path for path in set(before) - set(files_of(maker.folder)) if not path.startswith("store/state/")}
+    gone = {path for path in set(before) - set(read_tree(maker.folder)) if not path.startswith("store/state/")}
     assert gone == {f"store/{path}" for path in report.deleted["t", 0]}
     assert sum(len(before[f"store/{path}"]) for path in report.deleted["t", 0]) == report.bytes["t", 0]
     assert _vacuum(maker).deleted == {}
@@ -177,13 +177,13 @@ def reset_store(maker):
     """t-0: generation 2, which keeps a segment of 1, then a reset, and two generations since; all of them old."""
     first = maker.generation("t", 0, 1, {0: A, 100: B})
     maker.generation("t", 0, 2, {0: B}, kept=first[1:])
-    third = maker.generation("t", 0, 3, {0: A}, anew=True)
+    third = maker.generation("t", 0, 3, {0: A}, reset=True)
     maker.generation("t", 0, 4, {100: A}, kept=third)
     maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2, 3, 4)))
     return maker
 
 
-def test_what_was_before_a_reset_stays_until_it_is_given_up(reset_store):
+def test_generation_before_a_reset_is_kept_until_given_up(reset_store):
     maker = reset_store
     maker.generation("u", 0, 1, {0: A})
     report = _vacuum(maker, give_up=TopicFilter(("u*",)))
@@ -216,7 +216,7 @@ def test_giving_up_what_was_before_a_reset_waits_for_the_grace(reset_store):
 def test_a_vacuum_that_is_killed_leaves_nothing_that_is_taken_for_a_generation(maker, monkeypatch, killed_after):
     """Leftovers of generation 1 would be kept for their offsets, or make rebuild-state ask."""
     maker.generation("t", 0, 1, {0: A})
-    maker.generation("t", 0, 2, {0: A}, anew=True)
+    maker.generation("t", 0, 2, {0: A}, reset=True)
     maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2)))
     real, unlinked = os.unlink, []
     store = maker.state.root
@@ -292,7 +292,7 @@ def test_a_commit_between_the_look_and_the_mark_is_looked_at(three_generations):
     assert maker.state.checkpoints()["t", 0].generation == 4
 
 
-def test_what_is_old_goes_though_the_table_of_runs_is_lost(three_generations):
+def test_old_generations_are_deleted_without_the_table_of_runs(three_generations):
     """The folders show which runs committed, and the manifests which offsets they cover."""
     maker = three_generations
     maker.age(WEEK + 1, *(maker.run_folder("t", 0, g) for g in (1, 2, 3)), maker.dead)
@@ -323,7 +323,7 @@ def test_a_live_generation_that_is_not_current_keeps_its_segments(maker, manifes
         assert f"segments/{maker.run_folder('t', 0, 2).relative_to(maker.store / 'segments')}{UNKNOWN}" in report.notes
 
 
-def test_what_the_current_generation_lacks_is_written(maker):
+def test_missing_mark_of_the_current_generation_is_written(maker):
     """The run crashed between its commit and the file `committed`."""
     maker.generation("t", 0, 1, {0: A})
     (maker.run_folder("t", 0, 1) / COMMITTED).unlink()
@@ -346,7 +346,7 @@ LINKED = "a symbolic link; left alone, as its files may be another store's"
 
 
 @pytest.mark.parametrize("linked", ["segments/t-0", "segments/t-0/{run}", "segments/t-0/{run}/{log}"])
-def test_nothing_is_deleted_through_a_link(maker, tmp_path, linked):
+def test_links_are_not_followed(maker, tmp_path, linked):
     """A copy of the store by `cp -a` has the same link, and shares the files that it leads to."""
     old, _ = _two_generations(maker)
     path = linked.format(run=old.name, log=segment_file(0, "log"))
@@ -357,7 +357,7 @@ def test_nothing_is_deleted_through_a_link(maker, tmp_path, linked):
     report = _vacuum(maker)
     assert (_segments(maker), tree(tmp_path / "disk2")) == before
     assert not report.deleted and f"{path}: {LINKED}" in report.notes
-    assert not any(generation["goes"] for generation in report.generations)
+    assert not any(generation["selected"] for generation in report.generations)
     (maker.store / path).unlink()
     moved.rename(maker.store / path)
     assert _vacuum(maker).deleted
@@ -392,7 +392,7 @@ def test_a_copy_of_a_store_is_vacuumed_and_the_original_stays(maker, tmp_path):
 
 
 @pytest.mark.parametrize("shared", ["segments", "segments/t-0"])
-def test_nothing_is_deleted_that_a_mount_shares_with_another_store(maker, tmp_path, shared):
+def test_files_of_a_shared_mount_are_kept(maker, tmp_path, shared):
     """The store as a whole may be mounted."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("this machine refuses a mount namespace of its own")
@@ -418,9 +418,9 @@ def test_a_current_generation_that_a_link_in_the_store_leads_to_stays(maker, lin
     partition = current.parent
     link = partition.with_name("t-1") if linked == "a partition's folder" else partition / f"1-{'e' * 32}"
     link.symlink_to(partition if linked == "a partition's folder" else current)
-    before = files_of(current)
+    before = read_tree(current)
     report = _vacuum(maker)
-    assert files_of(current) == before and link.is_symlink()
+    assert read_tree(current) == before and link.is_symlink()
     assert f"{link.relative_to(maker.store)}: {LINKED}" in report.notes
     assert not old.exists()
 
@@ -436,7 +436,7 @@ def test_the_newest_of_days_and_weeks_stay_and_can_be_restored(maker, tmp_path):
     day, start = 86_400_000, 1_699_228_800_000  # a Monday, 00:00 UTC
     _old_nights(maker, [start + n * day + hour for n in range(15) for hour in (0, day // 2)])
     dry = _vacuum(maker, keep="2,3d,2w", dry_run=True)
-    stays = {g["generation"]: g["because"] for g in dry.generations if not g["goes"]}
+    stays = {g["generation"]: g["because"] for g in dry.generations if not g["selected"]}
     assert stays == {
         30: ["--keep 2", "it is current"],
         29: ["--keep 2"],
@@ -446,8 +446,8 @@ def test_the_newest_of_days_and_weeks_stay_and_can_be_restored(maker, tmp_path):
         14: ["--keep 2w"],
     }
     text = dry.to_text()
-    assert "goes: t-0: generation 1 of 2023-11-06 00:00: nothing keeps it" in text
-    assert "stays: t-0: generation 14 of 2023-11-12 12:00: --keep 2w" in text
+    assert "delete: t-0: generation 1 of 2023-11-06 00:00: nothing keeps it" in text
+    assert "keep: t-0: generation 14 of 2023-11-12 12:00: --keep 2w" in text
     before = _segments(maker)
     _vacuum(maker, keep="2,3d,2w")
     after = _segments(maker)
@@ -471,8 +471,8 @@ def test_a_kept_rollback_keeps_the_files_that_it_goes_back_to(maker):
     assert left == {"1", "4", "5"}
 
 
-def test_what_is_kept_by_safety_is_named_beside_the_rules(three_generations):
+def test_report_names_safety_reasons_beside_the_rules(three_generations):
     report = _vacuum(three_generations, keep="1d", dry_run=True)
-    assert all(not g["goes"] for g in report.generations)
+    assert all(not g["selected"] for g in report.generations)
     assert "replaced less than 168 hours ago" in report.generations[0]["because"]
     assert "it is current" in report.generations[-1]["because"]

@@ -97,7 +97,7 @@ def test_report_names_the_reasons_of_all_topics(archive, tmp_path, capsys):
     ],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_at_exit_code_3_the_problems_of_the_json_are_not_empty(archive, tmp_path, capsys, words):
+def test_json_at_exit_code_3_has_problems(archive, tmp_path, capsys, words):
     path = damage(archive, "t-0")
     job, *more = (str(tmp_path / word) if word.isupper() else word for word in words)
     code, out, _ = run(capsys, job, archive, *more, "--json")
@@ -151,7 +151,7 @@ def test_partitions_that_are_not_due_are_counted(many, capsys):
     ("job", "more"),
     [("verify", []), ("reindex", ["--check"])],
 )
-def test_of_many_partitions_those_with_a_problem_are_listed(many, capsys, job, more):
+def test_text_lists_only_partitions_with_a_problem(many, capsys, job, more):
     assert run(capsys, job, many, *more)[0] == DONE
     damage(many, "t-5")
     code, out, _ = run(capsys, job, many, *more)
@@ -232,7 +232,7 @@ def test_rebuild_state_counts_every_folder(archive, tmp_path, capsys):
     assert counted.done == counted.total == 3
 
 
-def report_of(capsys: pytest.CaptureFixture[str], archive: Path, *words: Any) -> tuple[dict[str, Any], str, str]:
+def run_report(capsys: pytest.CaptureFixture[str], archive: Path, *words: Any) -> tuple[dict[str, Any], str, str]:
     page = archive.parent / "page.html"
     code, out, _ = run(capsys, "report", archive, "--output", page, *words)
     assert code == DONE
@@ -243,7 +243,7 @@ def report_of(capsys: pytest.CaptureFixture[str], archive: Path, *words: Any) ->
 def test_report_without_settings_estimates_savings(archive, tmp_path, capsys):
     write_partition(archive / "u-0", "a=1 a=2 b=1 b=2 | a=3 || c=1")
     write_partition(archive / "keyless-0", "-=1 -=2 a=1 a=2 || c=1")
-    report, text, page = report_of(capsys, archive)
+    report, text, page = run_report(capsys, archive)
     assert report["savings"]["by_settings_bytes"] == 0
     possible = report["savings"]["if_all_compacted_bytes"]
     dry = run(
@@ -263,10 +263,10 @@ def test_report_without_settings_estimates_savings(archive, tmp_path, capsys):
     assert "if cleanup.policy of its topic were compact." in page  # the most to gain
 
     write_partition(archive / "packed-0", "{codec=gzip} a=1 a=2 b=1 || c=1")
-    _, text, _ = report_of(capsys, archive, "--topics", "packed")
+    _, text, _ = run_report(capsys, archive, "--topics", "packed")
     assert "if every topic were compacted: ~" in text  # compression decides
 
-    some, text, page = report_of(capsys, archive, "--topics", "[tu]", "--cleanup-policy", "compact")
+    some, text, page = run_report(capsys, archive, "--topics", "[tu]", "--cleanup-policy", "compact")
     assert some["savings"]["by_settings_bytes"] == some["savings"]["if_all_compacted_bytes"] > 0
     assert "if every topic" not in text + page and "if compacted" not in text
 

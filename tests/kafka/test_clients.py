@@ -117,7 +117,7 @@ def test_the_logs_are_what_they_are_said_to_be(theirs):
         mine = {name: one for name, one in about.items() if name.startswith(client)}
         assert len(mine) == 13
         assert {name for name, one in mine.items() if one["markers"]} > {name for name in mine if "txn" in name}
-        assert {c for name in mine for c in codecs_of(theirs[name])} == {"none", "gzip", "snappy", "lz4", "zstd"}
+        assert {c for name in mine for c in list_codecs(theirs[name])} == {"none", "gzip", "snappy", "lz4", "zstd"}
     inside = [one for one in about.values() if one["log_start"]]
     assert len(inside) == 2  # DeleteRecords of a repartition topic
     for name, case in theirs.items():
@@ -128,7 +128,7 @@ def test_the_logs_are_what_they_are_said_to_be(theirs):
         assert before != about[name]["expected"][0], f"{name}: nothing was cleaned"
 
 
-def codecs_of(case: Case) -> set[str]:
+def list_codecs(case: Case) -> set[str]:
     folder = case.input(case.partitions[0])
     return {line.split("\t")[5] for line in dump([folder], "B")[folder]}
 

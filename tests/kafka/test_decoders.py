@@ -17,7 +17,7 @@ from tests.kafka_lab.jvm import lab
 pytestmark = pytest.mark.kafka
 
 
-def base64_of(data: bytes) -> str:
+def encode_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
@@ -31,7 +31,7 @@ def random_keys() -> list[bytes]:
 @pytest.mark.parametrize("partitions", [1, 2, 3, 12, 50, 1000, 2**31 - 1])
 def test_partitioner_as_the_producers(partitions):
     keys = random_keys()
-    theirs = lab().call("partition_for_keys", keys=[base64_of(key) for key in keys], partitions=partitions)
+    theirs = lab().call("partition_for_keys", keys=[encode_base64(key) for key in keys], partitions=partitions)
     assert murmur2(pa.array(keys)).to_pylist() == theirs["hashes"]
     assert default_partitions(pa.array(keys), partitions).to_pylist() == theirs["partitions"]
 
@@ -41,7 +41,7 @@ def test_partitions_that_a_producer_chose(tmp_path):
     with Broker(tmp_path) as broker:
         create_topics(broker.bootstrap, {"twelve": 12}, {})
         sent = lab().call(
-            "send_keys", bootstrap=broker.bootstrap, topic="twelve", keys=[base64_of(key) for key in keys]
+            "send_keys", bootstrap=broker.bootstrap, topic="twelve", keys=[encode_base64(key) for key in keys]
         )
     assert default_partitions(pa.array(keys), 12).to_pylist() == sent
     assert set(sent) == set(range(12))
@@ -77,7 +77,7 @@ def random_values(kind: str) -> list[bytes]:
 @pytest.mark.parametrize("kind", ["string", "boolean", "short", "int", "long", "float", "double", "uuid"])
 def test_values_as_kafkas_deserializers(kind):
     values = random_values(kind)
-    theirs = lab().call("deserialize", kind=kind, values=list(map(base64_of, values)))
+    theirs = lab().call("deserialize", kind=kind, values=list(map(encode_base64, values)))
     read = decode(pa.array(values), kind)
     if kind in ("float", "double"):
         read = read.view(pa.int32() if kind == "float" else pa.int64())

@@ -89,7 +89,7 @@ def test_control_records_of_another_kind(tmp_path):
         assert text == dump_log_segments("--print-data-log", "--files", log)
 
 
-def findings_of(paths, options):
+def dump_findings(paths, options):
     findings = dump(paths, options, lambda data: None)
     assert findings.all_problems == []
     return "".join(findings.text())
@@ -110,7 +110,7 @@ def rising(said):
 
 
 @pytest.mark.parametrize("mode", ["data", "verify"])
-def test_what_is_said_of_every_file_of_the_golden_cases(mode, tmp_path_factory):
+def test_findings_for_every_file_of_the_golden_cases(mode, tmp_path_factory):
     """Each call dumps one file: the tool orders several by a hash map."""
     flags, options = MODES[mode]
     cases, said = golden(tmp_path_factory), 0
@@ -120,12 +120,12 @@ def test_what_is_said_of_every_file_of_the_golden_cases(mode, tmp_path_factory):
                 for path in sorted(folder.iterdir()):
                     if path.suffix in (".log", ".index", ".timeindex"):
                         theirs = dump_log_findings(*flags, "--files", path)
-                        assert findings_of([path], options) == rising(theirs)
+                        assert dump_findings([path], options) == rising(theirs)
                         said += bool(theirs)
     assert said >= 10
 
 
-def test_what_is_said_of_wrong_indexes(tmp_path):
+def test_findings_for_wrong_indexes(tmp_path):
     """Entries changed at random. A position that is no batch's is a mismatch here; there the tool reads what it finds,
     and ends.
     """
@@ -148,7 +148,7 @@ def test_what_is_said_of_wrong_indexes(tmp_path):
             path.write_bytes(b"".join(entry.pack(*values) for values in changed))
             for flags in ([], ["--verify-index-only"]):
                 theirs = dump_log_findings(*flags, "--files", path)
-                assert findings_of([path], DumpOptions(verify_index_only=bool(flags))) == rising(theirs)
+                assert dump_findings([path], DumpOptions(verify_index_only=bool(flags))) == rising(theirs)
                 seen.update(line for line in theirs.splitlines() if not line.startswith(("  ", "Indexed")))
                 assert dump_log_segments(*flags, "--files", path) == ours(
                     [path], DumpOptions(verify_index_only=bool(flags))
@@ -175,4 +175,4 @@ def test_an_index_of_zeros(tmp_path, batches, suffix, n):
             assert [p.kind for p in dump([index], options, lambda data: None).all_problems] == ["index"]
             continue
         assert ours([index], options) == dump_log_segments(*flags, "--files", index)
-        assert findings_of([index], options) == rising(dump_log_findings(*flags, "--files", index))
+        assert dump_findings([index], options) == rising(dump_log_findings(*flags, "--files", index))

@@ -117,7 +117,7 @@ def first_readable(folder, offset):
     return -1
 
 
-def test_as_a_real_broker_answers(tmp_path_factory):
+def test_answers_equal_those_of_a_broker(tmp_path_factory):
     rng = random.Random(11)
     parts, times, expected, offsets, plans = {}, {}, {}, {}, {}
     for name, case in golden(tmp_path_factory).items():

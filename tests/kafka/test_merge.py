@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.builders import replicas
-from tests.builders.replicas import FOLDER, Original, batches_of, intact, judge, run_merge
+from tests.builders.replicas import FOLDER, Original, intact, judge, read_batches, run_merge
 from tests.kafka_lab import check_served, start_restored
 from tests.kafka_lab.cluster import Cluster
 from tests.kafka_lab.loading import load_under_broker, partition_dirs
-from tests.kafka_lab.oracle import consume, digest_of, dump, list_offsets, make_logs, visible_lines
+from tests.kafka_lab.oracle import consume, digest_lines, dump, list_offsets, make_logs, visible_lines
 from tests.kafka_lab.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -36,7 +36,7 @@ def _write(bootstrap: str, n: int, seed: int, *, create: bool = False, txn: bool
 
 def _end(cluster: Cluster, number: int) -> int:
     """Return the log end of a broker that is down."""
-    return max(last for _, last in batches_of(cluster.data(number))) + 1
+    return max(last for _, last in read_batches(cluster.data(number))) + 1
 
 
 @pytest.fixture(scope="module")
@@ -79,23 +79,23 @@ def test_the_disks_of_a_cluster(disks: tuple[Path, int, str], tmp_path: Path) ->
     assert lost["broker-1"][0].first >= fork  # its cleaner may have removed the batch there
     assert not lost["broker-2"]
     assert not lost["broker-3"]
-    whole, found = batches_of(copies / "broker-3"), batches_of(tmp_path / "out")
+    whole, found = read_batches(copies / "broker-3"), read_batches(tmp_path / "out")
     assert {key: b.data for key, b in found.items()} == {key: b.data for key, b in whole.items()}
     lines = dump([tmp_path / "out" / FOLDER], "R")[tmp_path / "out" / FOLDER]
-    assert digest_of(visible_lines(lines, "read_uncommitted")) == read
+    assert digest_lines(visible_lines(lines, "read_uncommitted")) == read
     with start_restored(tmp_path / "out") as broker:
         assert check_served(broker.bootstrap, partition_dirs([tmp_path / "out"]))[0] == []
 
 
 def test_damaged_disks(disks: tuple[Path, int, str], tmp_path: Path) -> None:
     source, fork, _ = disks
-    whole, tally, results = batches_of(source / "broker-3"), Counter[str](), []
+    whole, tally, results = read_batches(source / "broker-3"), Counter[str](), []
     for run in range(RUNS):
         rng = random.Random(f"disks {run}")
         copies = [tmp_path / f"run-{run}" / f"broker-{n}" for n in (1, 2, 3)]
         for copy in copies:
             shutil.copytree(source / copy.name, copy)
-        originals = [batches_of(copy) for copy in copies]
+        originals = [read_batches(copy) for copy in copies]
         originals[0] = {key: b for key, b in originals[0].items() if key[0] < fork}  # what the elected leader had too
         done = [f"{copy.name}: {replicas.damage(copy, rng)}" for copy in rng.sample(copies, 2)]
         kept = [intact(copy, batches) for copy, batches in zip(copies, originals, strict=True)]

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 NAMES = ("none-tomb", "txn-zstd", "gzip-headers", "lz4-append")
 
 
-def test_what_is_restored_from_an_archive_in_magic_3_is_served_as_from_one_in_magic_2(cases, tmp_path):
+def test_broker_serves_restored_magic_3_like_magic_2(cases, tmp_path):
     chosen = [cases[name] for name in NAMES]
     for case in chosen:
         for partition in case.partitions:

@@ -67,21 +67,21 @@ def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Mirrored:
         clusters = {"A": a.bootstrap, "S": a.bootstrap, "B": b.bootstrap}  # S: A again, for the other policy
         flows = [Flow("A", "B", ["orders", "moves"]), Flow("S", "B", [r"same\..*"], IDENTITY)]
         with MirrorMaker(folder / "mirror", clusters, flows) as mirror:
-            mirror.wait_for_records("B", ends(lines_of(a)))
+            mirror.wait_for_records("B", ends(consume_copies(a)))
             make_logs(b.bootstrap, [OTHERS_SPEC])
             make_logs(a.bootstrap, more(seed=2))
-            lines = lines_of(a)
+            lines = consume_copies(a)
             mirror.wait_for_records("B", ends(lines, OTHERS))
             n_read = sum(len(of) for name, of in lines.items() if name != "same.users-0")
             committed = read_group(a.bootstrap, GROUP, ["orders", "moves"], n_read)
             mirror.wait_for_records("B", {"A.checkpoints.internal-0": len(committed)})
             make_logs(a.bootstrap, more(seed=3))
-            lines = lines_of(a)
+            lines = consume_copies(a)
             mirror.wait_for_records("B", ends(lines, OTHERS))
     return Mirrored(a.data, b.data, b, lines, committed)
 
 
-def lines_of(broker: Broker) -> dict[str, tuple[str, ...]]:
+def consume_copies(broker: Broker) -> dict[str, tuple[str, ...]]:
     return {name: consume(broker.bootstrap, name, "read_committed", lines=True).lines for name in COPIES}
 
 
@@ -249,14 +249,14 @@ def checkpoints(folder: Path) -> dict[str, int]:
 # -- rewriting a log
 
 
-def records_of(folder: Path) -> list[Record]:
+def data_records(folder: Path) -> list[Record]:
     [log] = files_in(folder)
     return [r for batch in decode_log(log.read_bytes()) for r in batch.records if not batch.control]
 
 
 def versions(folder: Path) -> dict[bytes, list[Record]]:
     of_key: dict[bytes, list[Record]] = {}
-    for record in records_of(folder):
+    for record in data_records(folder):
         of_key.setdefault(record.key, []).append(record)
     return of_key
 

@@ -275,14 +275,14 @@ def test_kafkas_defaults_are_known(cluster):
         assert known == (int(default) * unit if isinstance(known, int) else type(known)(default)), setting
 
 
-def test_what_has_no_effect_is_named(cluster, capsys):
+def test_ignored_settings_are_named(cluster, capsys):
     assert cli.main(["policies", cluster.path("topics"), cluster.path("brokers-all"), "--json"]) == DONE
     said = json.loads(capsys.readouterr().out)
     assert "dynamic settings of brokers without effect here: message.max.bytes, min.insync.replicas" in said["notes"]
     topics = {one["topic"]: one for one in said["topics"]}
     for topic, one in topics.items():
         own = {name for name in OTHERS if cluster.described[topic][name] == str(OTHERS[name])}
-        assert own <= set(one["left_out"]), topic
+        assert own <= set(one["ignored_settings"]), topic
 
 
 def test_damage_is_an_error_or_changes_nothing(cluster, expected, tmp_path, capsys):

@@ -49,13 +49,13 @@ def nodes(tmp_path_factory) -> Iterator[list[Node]]:
         for number in STATIC:
             made.append(stack.enter_context(Node(folder / str(number), number, made[0] if made else None)))
         at = made[0].bootstrap
-        wait_until(lambda: brokers_of(at) == set(STATIC), "three brokers", seconds=60)
+        wait_until(lambda: list_brokers(at) == set(STATIC), "three brokers", seconds=60)
         create_topics(at, {"own": 3}, OWN)
         create_topics(at, {"plain": 1}, {})
         yield made
 
 
-def brokers_of(at: str) -> set[int]:
+def list_brokers(at: str) -> set[int]:
     return set(AdminClient({"bootstrap.servers": at}).list_topics(timeout=30).brokers)
 
 
@@ -90,7 +90,7 @@ def test_the_topics_own_value_or_the_one_that_all_brokers_have(nodes):
     of_brokers = describe_configs(at, "BROKER", [str(number) for number in STATIC])
     assert {one["log.cleaner.delete.retention.ms"] for one in of_brokers.values()} == {"44"}
     nodes[2].stop()
-    wait_until(lambda: brokers_of(at) == {1, 2}, "the others to know", seconds=60)
+    wait_until(lambda: list_brokers(at) == {1, 2}, "the others to know", seconds=60)
     code, text, _ = policies(at)
     assert code == DONE and tomllib.loads(text)["topics"]["plain"] == expected
     assert "# note: not running: brokers 3; settings that only they have are missing" in text

@@ -235,7 +235,7 @@ def test_keys_choose_the_partition_if_asked(broker, tmp_path):
         ) <= {n}
 
 
-def test_what_is_refused_before_anything_is_written(broker, tmp_path, monkeypatch):
+def test_requests_refused_before_the_first_write(broker, tmp_path, monkeypatch):
     archive = tmp_path / "archive"
     write_partition(archive / "refused-1", "a=1")
     with pytest.raises(UsageError, match="at least 2 partitions, found no such topic"):

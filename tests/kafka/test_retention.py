@@ -208,7 +208,7 @@ CONFIG = """
 
 
 @pytest.mark.spark
-def test_by_command_and_under_a_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generations_with_retention_load_into_a_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Archive and generations together: verified, restored, loaded by a broker; a second run has nothing to do."""
     archive, store, config = tmp_path / "archive", tmp_path / "store", tmp_path / "t.toml"
     shutil.copytree(Path(__file__).resolve().parents[2] / "examples" / "archive", archive)

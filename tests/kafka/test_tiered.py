@@ -166,7 +166,7 @@ def test_a_log_directory_without_its_remote_segments_begins_at_the_first_local_o
     assert run("verify", output, "--engine", "threads", "--quiet") == 0
 
 
-def test_with_its_remote_segments_it_is_the_log_before_anything_expired(expired, tmp_path, capsys):
+def test_tiered_log_equals_the_log_before_local_expiry(expired, tmp_path, capsys):
     """Compacted and restored as the whole log directory, also by runs before and after local segments expire."""
     whole = partition_dirs([expired.data.parent.parent / "whole"])
     now_ms = max(p.stat().st_mtime_ns for f in whole.values() for p in f.iterdir()) // 1_000_000 + 1000

@@ -47,7 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return broker.directory, described
 
 
-def strays_of(report: RestoreReport) -> set[str]:
+def stray_partitions(report: RestoreReport) -> set[str]:
     """Return the partitions that the notes of a report call stray, or stray under a condition that holds here."""
     return {name for note in report.notes for name in LOGS if re.search(rf"\b{name}\b", note) and "-stray" in note}
 
@@ -70,7 +70,9 @@ def under_the_broker(cluster: Path, restored: Path, work: Path) -> tuple[Broker,
 
 
 @pytest.mark.parametrize("form", ["described", "properties"])
-def test_with_the_ids_of_the_cluster(store: Path, cluster: tuple[Path, str], tmp_path: Path, form: str) -> None:
+def test_broker_accepts_partitions_with_its_topic_ids(
+    store: Path, cluster: tuple[Path, str], tmp_path: Path, form: str
+) -> None:
     text = cluster[1]
     if form == "properties":
         text = "\n".join("=".join(pair) for pair in re.findall(r"^Topic: (\S+)\s+TopicId: (\S+)", text, re.MULTILINE))
@@ -79,12 +81,12 @@ def test_with_the_ids_of_the_cluster(store: Path, cluster: tuple[Path, str], tmp
     report = restore.run(options, Silent())
     _, strays = under_the_broker(cluster[0], tmp_path / "restored", tmp_path / "broker")
     assert strays == {"bare-1"}, "the cluster's topic has one partition"
-    assert strays_of(report) == (strays if form == "described" else set())
+    assert stray_partitions(report) == (strays if form == "described" else set())
 
 
-def test_without_ids_a_partition_is_stray(store: Path, cluster: tuple[Path, str], tmp_path: Path) -> None:
+def test_partition_without_topic_id_becomes_stray(store: Path, cluster: tuple[Path, str], tmp_path: Path) -> None:
     report = restore.run(RestoreOptions(str(store), str(tmp_path / "restored")), Silent())
-    assert strays_of(report) == {"bare-0", "bare-1"}
+    assert stray_partitions(report) == {"bare-0", "bare-1"}
     assert "if its cluster has their topic with another id" in report.to_text()
     _, strays = under_the_broker(cluster[0], tmp_path / "restored", tmp_path / "broker")
     assert strays == set(LOGS), "the ids of whole are those of another cluster"
@@ -94,6 +96,6 @@ def test_a_topic_that_the_file_does_not_name(store: Path, cluster: tuple[Path, s
     [bare_id] = re.findall(r"^Topic: bare\s+TopicId: (\S+)", cluster[1], re.MULTILINE)
     (tmp_path / "ids").write_text(f"bare={bare_id}\n")
     options = RestoreOptions(str(store), str(tmp_path / "restored"), topic_ids=str(tmp_path / "ids"))
-    assert strays_of(restore.run(options, Silent())) == {"whole-0", "whole-1"}
+    assert stray_partitions(restore.run(options, Silent())) == {"whole-0", "whole-1"}
     _, strays = under_the_broker(cluster[0], tmp_path / "restored", tmp_path / "broker")
     assert strays == {"bare-1", "whole-0", "whole-1"}

@@ -46,7 +46,7 @@ from .oracle import (
     create_topics,
     delete_old_segments,
     digest,
-    digest_of,
+    digest_lines,
     draw_logs,
     dump,
     dump_log_findings,
@@ -66,7 +66,7 @@ from .oracle import (
 __all__ = [
     "Broker", "CleanRound", "CleanSpec", "Consumed", "Digest", "DrawSpec", "DrawnLog", "IndexReport", "LabError",
     "LoadError", "LoadReport", "Located", "OldBroker", "RecoverSpec", "check_served", "clean", "consume",
-    "create_topics", "delete_old_segments", "digest", "digest_of", "draw_logs", "dump", "dump_log_findings",
+    "create_topics", "delete_old_segments", "digest", "digest_lines", "draw_logs", "dump", "dump_log_findings",
     "dump_log_segments", "index_check", "lab_jars", "list_offsets", "load_under_broker", "locate", "make_logs",
     "read_group", "recover", "recover_segments", "recovered_by_broker", "seek", "served_by_broker", "start_restored",
     "visible_lines", "without_segments",

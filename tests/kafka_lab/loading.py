@@ -19,7 +19,7 @@ from pathlib import Path
 from .broker import Broker
 from .errors import LabError
 from .jvm import lab
-from .oracle import consume, create_topics, digest_of, dump, index_check, visible_lines
+from .oracle import consume, create_topics, digest_lines, dump, index_check, visible_lines
 
 _NEVER_CLEAN = {"log.cleaner.enable": "false", "log.cleaner.min.compaction.lag.ms": 2**63 - 1}
 CLEANS = {"log.cleaner.enable": "true", "log.cleaner.min.compaction.lag.ms": 0, "log.cleaner.backoff.ms": 100,
@@ -188,7 +188,7 @@ def check_served(
         records = dump([path], "R")[path]
         for isolation in ("read_uncommitted", "read_committed"):
             expected, read = visible_lines(records, isolation), consume(bootstrap, name, isolation)
-            if read.data_sha256 != digest_of(expected):
+            if read.data_sha256 != digest_lines(expected):
                 got = f"{isolation} consumer read {read.records} records"
                 problems.append(f"{name}: {got}, not the {len(expected)} of the files")
         if times:

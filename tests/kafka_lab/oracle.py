@@ -255,7 +255,7 @@ def visible_lines(record_lines: Iterable[str], isolation: Isolation) -> list[str
     return [line for _, line in kept]
 
 
-def digest_of(lines: Iterable[str]) -> str:
+def digest_lines(lines: Iterable[str]) -> str:
     """Return the SHA-256 over lines as the lab takes it."""
     return hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
 

@@ -15,7 +15,7 @@ from tests.kafka_lab import (
     OldBroker,
     consume,
     digest,
-    digest_of,
+    digest_lines,
     dump,
     dump_log_segments,
     index_check,
@@ -50,15 +50,15 @@ def written(tmp_path_factory):
     return broker.data, read
 
 
-def copy_of(source: Path, target: Path) -> Path:
+def copy_into(source: Path, target: Path) -> Path:
     return shutil.copytree(source, target / source.name)
 
 
-def test_what_a_consumer_reads_is_what_the_files_hold(written):
+def test_consumer_reads_the_records_of_the_files(written):
     data, read = written
     for (partition, isolation), consumed in read.items():
         [lines] = dump([data / partition], "R").values()
-        assert consumed.data_sha256 == digest_of(visible_lines(lines, isolation)), (partition, isolation)
+        assert consumed.data_sha256 == digest_lines(visible_lines(lines, isolation)), (partition, isolation)
     assert read["orders-0", "read_committed"].records < read["orders-0", "read_uncommitted"].records
     [whole] = digest([data / "orders-0"]).values()
     assert whole.data_sha256 == read["orders-0", "read_uncommitted"].data_sha256
@@ -119,13 +119,13 @@ def test_index_check_accepts_what_the_broker_wrote(written):
     ],
 )
 def test_index_check_finds_damage(written, tmp_path, kind, damage, complaint):
-    copy = copy_of(written[0] / "orders-0", tmp_path)
+    copy = copy_into(written[0] / "orders-0", tmp_path)
     damage(min(f for f in files_in(copy, f"*.{kind}") if f.stat().st_size))
     assert any(complaint in failure for failure in index_check([copy])[copy].failures)
 
 
 def test_dump_refuses_a_damaged_batch(written, tmp_path):
-    copy = copy_of(written[0] / "users-0", tmp_path)
+    copy = copy_into(written[0] / "users-0", tmp_path)
     log = min(copy.glob("*.log"))
     log.write_bytes(log.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(LabError, match="CorruptRecordException"):
@@ -151,7 +151,7 @@ def test_a_broker_loads_and_serves_what_another_wrote(written):
 
 
 def test_a_broker_that_has_to_mend_files_is_an_error(written, tmp_path):
-    copy = copy_of(written[0] / "users-0", tmp_path)
+    copy = copy_into(written[0] / "users-0", tmp_path)
     min(copy.glob("*.index")).unlink()
     with pytest.raises(LoadError, match="Could not find offset index file") as error:
         load_under_broker([copy])
@@ -159,7 +159,7 @@ def test_a_broker_that_has_to_mend_files_is_an_error(written, tmp_path):
 
 
 def test_a_log_directory_that_was_not_shut_down_cleanly_is_refused(written, tmp_path):
-    copy = copy_of(written[0], tmp_path)
+    copy = copy_into(written[0], tmp_path)
     (copy / ".kafka_cleanshutdown").unlink()
     with pytest.raises(LabError, match="kafka_cleanshutdown"), start_restored(copy):
         pass
@@ -194,7 +194,7 @@ def test_classes_are_kept_for_the_next_jvm_if_the_first_one_ended_well(written):
     assert not list(classes().glob("never-*"))
 
 
-def test_without_java_the_lab_fails(monkeypatch, tmp_path):
+def test_lab_fails_without_java(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(LabError, match="needs a JDK 17"):
@@ -247,7 +247,7 @@ STORAGE = "org.apache.kafka.storage.internals.log"
         ("WARN Connection to node 1 could not be established.", "org.apache.kafka.clients.NetworkClient", False),
     ],
 )
-def test_what_counts_as_a_problem_in_a_broker_log(tmp_path, message, logger, is_problem):
+def test_problem_lines_of_a_broker_log(tmp_path, message, logger, is_problem):
     broker = Broker(tmp_path)
     skipped = "INFO Skipping recovery of 1 logs from x since clean shutdown file was found"
     lines = [

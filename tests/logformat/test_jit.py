@@ -70,7 +70,7 @@ def test_one_whose_place_others_may_take_is_not(closed):
     assert weakness(inside, US) == ""
 
 
-def test_one_of_another_user_is_not(closed):
+def test_cache_of_another_user_is_not_used(closed):
     trusted = {Path("/").stat().st_uid} - {os.getuid()}
     assert weakness(closed, trusted).endswith(f"belongs to user {os.getuid()}")
 

@@ -79,7 +79,7 @@ def test_segment_file_round_trip(base, kind, suffix):
     ["0.log", "00000000000000000000.Log", "00000000000000000000.log.tmp", "99999999999999999999.log", "x.log",
      "00000000000000000000.log ", "00000000000000000000.log.swap.swap", "00000000000000000000.checkpoint"],
 )  # fmt: skip
-def test_not_a_segment_file(name):
+def test_other_names_are_no_segment_files(name):
     assert names.parse_segment_file(name) is None
 
 
@@ -188,7 +188,7 @@ def test_swap_of_an_index_replaces_its_namesake():
     assert segment_file(0, "index") in found.ignored
 
 
-def test_only_deleted_left_is_the_cleaned_data():
+def test_lone_deleted_file_is_the_cleaned_data():
     taken, _ = resolve("0.log 0.index 0.timeindex 10.log.deleted 10.index.deleted 10.snapshot.deleted")
     assert taken == words("0.log 0.index 0.timeindex")
 

@@ -89,7 +89,7 @@ class Log:
     def active_base_offset(self) -> int:
         return self.log_end_offset if self.sealed else self.segments[-1].base_offset
 
-    def end_of(self, segment: Segment) -> int:
+    def end_offset(self, segment: Segment) -> int:
         later = [s.base_offset for s in self.segments if s.base_offset > segment.base_offset]
         return min(later, default=self.log_end_offset)
 
@@ -155,7 +155,7 @@ def cleanable_range(log: Log, settings: Settings, checkpoint: int | None, now_ms
     if settings.min_compaction_lag_ms > 0:
         for s in log.segments:
             closed = s.base_offset < log.active_base_offset
-            dirty = log.end_of(s) > first_dirty or s is log.segments[-1]
+            dirty = log.end_offset(s) > first_dirty or s is log.segments[-1]
             if closed and dirty and s.largest_timestamp > now_ms - settings.min_compaction_lag_ms:
                 limits.append(s.base_offset)
                 break
@@ -167,7 +167,7 @@ def cleanable_range(log: Log, settings: Settings, checkpoint: int | None, now_ms
         first_uncleanable_offset=limit,
         clean_bytes=sum(s.size for s in log.segments if s.base_offset < first_dirty),
         cleanable_bytes=sum(
-            s.size for s in log.segments if s.base_offset < limit and log.end_of(s) > min(first_dirty, limit)
+            s.size for s in log.segments if s.base_offset < limit and log.end_offset(s) > min(first_dirty, limit)
         ),
     )
 
@@ -222,7 +222,7 @@ def offset_map(log: Log, first_dirty: int, end: int) -> dict[bytes, int]:
     transactions = Transactions()
     transactions.add([t for t in log.aborted if t.last_offset >= first_dirty and t.first_offset < end])
     for segment in log.segments:
-        if segment.base_offset >= end or log.end_of(segment) <= first_dirty:
+        if segment.base_offset >= end or log.end_offset(segment) <= first_dirty:
             continue
         for batch in segment.batches:
             if batch.last_offset < first_dirty:
@@ -381,7 +381,7 @@ def clean(log: Log, settings: Settings, checkpoint: int | None, now_ms: int) -> 
     for group in group_segments_by_size(sources, settings, end):
         survivors: list[Batch] = []
         for source in group:
-            new = {t for t in log.aborted if t.first_offset < log.end_of(source)} - queued
+            new = {t for t in log.aborted if t.first_offset < log.end_offset(source)} - queued
             transactions.add(list(new))
             queued |= new
             for batch in source.batches:

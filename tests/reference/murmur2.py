@@ -21,5 +21,5 @@ def murmur2(data: bytes) -> int:
     return h - WORD if h >= WORD // 2 else h
 
 
-def partition_of(data: bytes, n_partitions: int) -> int:
+def default_partition(data: bytes, n_partitions: int) -> int:
     return (murmur2(data) & 0x7FFFFFFF) % n_partitions

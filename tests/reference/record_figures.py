@@ -19,8 +19,8 @@ class SegmentFigures:
     null_keys: int = 0
     control_records: int = 0
     out_of_order: int = 0
-    largest_lag_ms: int = 0
-    without_time: int = 0
+    max_lag_ms: int = 0
+    without_timestamp: int = 0
     times: list[int] = field(default_factory=list)
     stored: Counter[str] = field(default_factory=Counter)
     batches: Counter[str] = field(default_factory=Counter)
@@ -49,11 +49,11 @@ def profile(segments: list[list[Batch]]) -> tuple[list[SegmentFigures], Counter[
                 else:
                     keys[record.key] += 1
                 if not 0 <= record.timestamp <= LAST_TIME:
-                    one.without_time += 1
+                    one.without_timestamp += 1
                     continue
                 one.times.append(record.timestamp)
                 if record.timestamp < before:
                     one.out_of_order += 1
-                    one.largest_lag_ms = max(one.largest_lag_ms, before - record.timestamp)
+                    one.max_lag_ms = max(one.max_lag_ms, before - record.timestamp)
                 before = max(before, record.timestamp)
     return out, keys

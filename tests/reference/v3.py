@@ -24,7 +24,7 @@ def _varint(data: bytes, at: int, bits: int = 32) -> tuple[int, int]:
     return value, after
 
 
-def records_of(body: bytes, count: int) -> list[tuple[int, int, int, bytes | None, bytes | None, bytes]]:
+def decode_body(body: bytes, count: int) -> list[tuple[int, int, int, bytes | None, bytes | None, bytes]]:
     """Return (attributes, timestamp delta, offset delta, key, value, headers with their count) of a magic 2 body."""
     out, at = [], 0
     for _ in range(count):
@@ -47,7 +47,7 @@ def to_v3(v2: bytes) -> bytes:
     """Return a batch of magic 2 as magic 3."""
     base, _, epoch, _, _, attributes, last, base_ts, max_ts, pid, pepoch, sequence, count = _V2.unpack_from(v2)
     codec = attributes & 7
-    records = records_of(decompress(codec, v2[61:]) if codec and count else v2[61:], count)
+    records = decode_body(decompress(codec, v2[61:]) if codec and count else v2[61:], count)
     columns: list[list[bytes]] = [[], [], [], [], []]
     time, offset, keys, payloads = 0, -1, b"", b""
     for _, t, o, key, value, headers in records:
@@ -126,7 +126,7 @@ def header_end(v3: bytes) -> int:
     return at
 
 
-def header_of(v3: bytes) -> Batch:
+def decode_header(v3: bytes) -> Batch:
     """Return a batch as its header tells, without records."""
     base, _, _, _, _, attributes, pid, pepoch, sequence, _ = _FIXED.unpack_from(v3)
     last, at = _varint(v3, 41)

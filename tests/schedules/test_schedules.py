@@ -32,7 +32,7 @@ def checked_words(words: list[str]) -> dict[str, Any]:
     return command.make_context(job, rest, parent=click.Context(cli.lastkey)).params
 
 
-def settings_of(path: Path) -> dict[str, str]:
+def read_settings(path: Path) -> dict[str, str]:
     lines = [line for line in path.read_text().splitlines() if "=" in line and not line.startswith("#")]
     return dict(line.split("=", 1) for line in lines)
 
@@ -60,12 +60,12 @@ def test_systemd_takes_the_units(tmp_path):
     )
     wrong = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "Restrat" in wrong.stderr and "/no/such/program" in wrong.stderr, "it does look"
-    calendar = settings_of(SYSTEMD / "lastkey-compact.timer")["OnCalendar"]
+    calendar = read_settings(SYSTEMD / "lastkey-compact.timer")["OnCalendar"]
     subprocess.run([systemd_analyze(), "calendar", calendar], capture_output=True, check=True)
 
 
 def test_the_unit_starts_again_where_that_can_help():
-    unit = settings_of(SYSTEMD / "lastkey-compact.service")
+    unit = read_settings(SYSTEMD / "lastkey-compact.service")
     script, *words = unit["ExecStart"].split()
     assert script == "/opt/lastkey/spark-submit.sh"
     options = checked_words(words)

@@ -158,7 +158,7 @@ def test_every_bad_batch_once_and_every_other_one(kinds, codec, soft_bytes, bits
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.01])
-def test_what_many_bad_batches_cost(share):
+def test_cost_of_many_bad_batches_is_linear(share):
     """Not the square of their number: each batch is looked at a few times."""
     rng = random.Random(1)
     n = 4000

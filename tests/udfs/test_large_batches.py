@@ -32,7 +32,7 @@ def part(tmp_path: Path) -> Partition:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 16, 8 << 20])
-def test_it_is_quarantined_and_the_setting_is_named(part, chunk_bytes):
+def test_large_batch_is_quarantined_with_the_name_of_the_setting(part, chunk_bytes):
     """The other batches of a chunk change nothing."""
     position = part.positions(INNER)[1]
     part.limits = replace(part.limits, chunk_bytes=chunk_bytes)
@@ -43,7 +43,7 @@ def test_it_is_quarantined_and_the_setting_is_named(part, chunk_bytes):
     assert len(part.verify(chunk_bytes=chunk_bytes).problems) == 1, "the batch behind it is read"
 
 
-def test_with_a_larger_limit_it_is_cleaned(part):
+def test_larger_limit_admits_the_batch(part):
     plan = part.plan()
     plan = changed(plan, settings=replace(plan.policy.settings, max_decompressed_batch_bytes=2 * BOMB_LIMIT))
     assert part.compact(plan=plan).status == "cleaned"

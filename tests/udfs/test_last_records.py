@@ -15,7 +15,7 @@ from tests.builders.logs import write_partition
 MARKERS = " | {pid=1 abort}" * 300
 
 
-def end_of(folder: Path, text: str, base: int = 0, interval: int = 4096) -> SegmentEnd:
+def find_end(folder: Path, text: str, base: int = 0, interval: int = 4096) -> SegmentEnd:
     [log] = write_partition(folder, text, base_offset=base, index_interval_bytes=interval).logs
     index = log.with_suffix(".index").read_bytes()
     return segment_end(open_root(str(folder)), log.name, log.stat().st_size, base, index, MAX_BATCH_BYTES)
@@ -39,14 +39,14 @@ def end_of(folder: Path, text: str, base: int = 0, interval: int = 4096) -> Segm
     ],
 )
 def test_the_last_record_of_a_segment(tmp_path: Path, text: str, last: int, is_empty: bool, interval: int) -> None:
-    assert end_of(tmp_path / "t-0", text, interval=interval) == (last, is_empty)
+    assert find_end(tmp_path / "t-0", text, interval=interval) == (last, is_empty)
     above = 700 + last if last >= 0 else -1
     if "@" not in text and "last" not in text:
-        assert end_of(tmp_path / "u-0", text, 700, interval) == (above, is_empty)
+        assert find_end(tmp_path / "u-0", text, 700, interval) == (above, is_empty)
 
 
-def test_only_the_end_is_read(tmp_path: Path) -> None:
+def test_read_is_limited_to_the_end_of_the_log(tmp_path: Path) -> None:
     text = " | ".join(f"k{i}={'x' * 500}" for i in range(4000))
     with io_counts.counted() as counts:
-        assert end_of(tmp_path / "t-0", text) == (3999, False)
+        assert find_end(tmp_path / "t-0", text) == (3999, False)
     assert counts.get(io_counts.READ, 0) < 200_000 < (tmp_path / "t-0" / f"{0:020d}.log").stat().st_size

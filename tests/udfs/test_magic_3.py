@@ -29,7 +29,7 @@ from tests.reference.any_magic import decode_any
 NAMES = ("txn-zstd", "gzip-headers", "lz4-append", "v1-gzip-append", "zstd-headers", "none-tomb")
 
 
-def segments_of(outcome: Outcome) -> list[tuple[int, list[object], bytes]]:
+def decode_segments(outcome: Outcome) -> list[tuple[int, list[object], bytes]]:
     """Return base, batches and transaction index of each segment, in magic 2."""
     assert outcome.result.problem is None
     out = []
@@ -51,16 +51,16 @@ def test_compaction_result_is_independent_of_formats(cases: dict[str, Case], nam
         sides = {2: archived_at(case.folder / "input", partition), 3: archived_at(tmp_path / "archive", partition)}
         usual = golden_plan(case, partition, 1, sides[2], tmp_path / "usual")
         compacted = compact(usual)
-        expected = segments_of(compacted)
+        expected = decode_segments(compacted)
         assert expected
         for magic, side in sides.items():
             plan = golden_plan(case, partition, 1, side, tmp_path / f"{partition}-{magic}")
             ours = compact(plan)
-            assert segments_of(ours) == expected
+            assert decode_segments(ours) == expected
             assert {batch[16] for batch in written(ours)} <= {2}
             blocks = compact_in_blocks(changed(plan, store_uri=f"{plan.run.store_uri}-blocks"), split_bytes=3000)
             assert blocks.files().keys() == ours.files().keys()
-            assert segments_of(blocks) == expected
+            assert decode_segments(blocks) == expected
 
 
 def written(outcome: Outcome) -> list[bytes]:

@@ -12,7 +12,7 @@ import pytest
 
 from lastkey.udfs.steps import Stage
 from tests.builders.erasures import NOW, Erasures
-from tests.builders.folders import archived_at, plan_of
+from tests.builders.folders import archived_at, make_plan
 from tests.builders.logs import write_partition
 from tests.builders.reindexed import TEXT
 from tests.builders.reindexed import run as reindex
@@ -60,7 +60,7 @@ def test_a_compaction_and_an_erasure(tmp_path: Path) -> None:
 
 def test_the_tasks_of_a_large_partition(tmp_path: Path) -> None:
     write_partition(tmp_path / "t-0", "ann=1 bob=1 || cem=1 | ann=2 || dan=1 || bob=2")
-    plan = plan_of(archived_at(tmp_path, "t-0"), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0)
+    plan = make_plan(archived_at(tmp_path, "t-0"), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0)
     tasks = reached(lambda: compact_in_blocks(plan))
     stages = ["walk", "resolve", "log written", "read back", "rewrite", "generation written"]
     assert list(dict.fromkeys(tasks)) == stages

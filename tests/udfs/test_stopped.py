@@ -45,7 +45,7 @@ def part(tmp_path: Path) -> Partition:
     return build(tmp_path / "archive")
 
 
-def log_of(part: Partition, number: int = 1) -> Path:
+def log_path(part: Partition, number: int = 1) -> Path:
     return part.log(number * SEGMENT_OFFSETS)
 
 
@@ -66,7 +66,7 @@ def nothing_left(part: Partition) -> bool:
 @pytest.mark.parametrize("error", READ_ERRORS)
 @pytest.mark.parametrize("nth", [1, 2])
 def test_compact_reading(part: Partition, tmp_path: Path, error: str, nth: int) -> None:
-    log = log_of(part)
+    log = log_path(part)
     plan = part.plan()
     with faults(tmp_path, Fault("read", str(log), nth=nth, error=error)):
         result = compact_partition(plan)
@@ -79,7 +79,7 @@ def test_compact_reading(part: Partition, tmp_path: Path, error: str, nth: int) 
 def test_the_position_where_reading_failed(part: Partition, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    log = log_of(part)
+    log = log_path(part)
     position = part.positions(SEGMENT_OFFSETS)[1]
     small = changed(part.plan(), limits=replace(part.limits, chunk_bytes=position + 20))
     with faults(tmp_path, Fault("read", str(log), at=position + 30, error="EIO")):
@@ -148,7 +148,7 @@ def test_a_large_log_that_cannot_be_flushed(
 
 @pytest.mark.parametrize("error", READ_ERRORS)
 def test_an_unreadable_log_is_verifys_problem(part: Partition, tmp_path: Path, error: str) -> None:
-    log = log_of(part)
+    log = log_path(part)
     with faults(tmp_path, Fault("read", str(log), error=error)):
         checked = part.verify()
     (problem,) = checked.problems
@@ -157,7 +157,7 @@ def test_an_unreadable_log_is_verifys_problem(part: Partition, tmp_path: Path, e
 
 
 def test_verify_side_files(part: Partition, tmp_path: Path) -> None:
-    names = (log_of(part).with_suffix(".index"), part.folder / "leader-epoch-checkpoint")
+    names = (log_path(part).with_suffix(".index"), part.folder / "leader-epoch-checkpoint")
     given = [Fault("read", str(path), nth=2 if "leader" in path.name else 1, error="EIO") for path in names]
     with faults(tmp_path, *given):
         checked = part.verify()
@@ -171,9 +171,9 @@ def test_verify_side_files(part: Partition, tmp_path: Path) -> None:
 @pytest.mark.parametrize("nth", [1, 2])
 def test_an_unreadable_log_is_the_reports_problem(part: Partition, tmp_path: Path, nth: int) -> None:
     plan = part.plan()
-    with faults(tmp_path, Fault("read", str(log_of(part)), nth=nth, error="EIO")):
+    with faults(tmp_path, Fault("read", str(log_path(part)), nth=nth, error="EIO")):
         profile = profile_partition(ProfilePlan(plan, compacted=True))
-    unreadable(profile.problem, f"t-0/{log_of(part).name}", "EIO")
+    unreadable(profile.problem, f"t-0/{log_path(part).name}", "EIO")
 
 
 def reindexed(part: Partition, target: Target, *, check_crc: bool = True) -> list[Any]:
@@ -183,10 +183,10 @@ def reindexed(part: Partition, target: Target, *, check_crc: bool = True) -> lis
 
 
 def test_reindex_reading(part: Partition, tmp_path: Path) -> None:
-    with faults(tmp_path, Fault("read", str(log_of(part)), error="EIO")):
+    with faults(tmp_path, Fault("read", str(log_path(part)), error="EIO")):
         outcomes = reindexed(part, Target("check", str(part.root)))
     assert [o.problem is None for o in outcomes] == [True, False, True, True]
-    unreadable(outcomes[1].problem, f"t-0/{log_of(part).name}", "EIO")
+    unreadable(outcomes[1].problem, f"t-0/{log_path(part).name}", "EIO")
     assert {f.status for f in outcomes[1].files} == {"impossible"}
 
 
@@ -194,11 +194,11 @@ def test_reindex_reading(part: Partition, tmp_path: Path) -> None:
 def test_reindex_writing(part: Partition, tmp_path: Path, on: Any) -> None:
     output = tmp_path / "out"
     target = Target("output", str(part.root), str(output))
-    with faults(tmp_path, Fault(on, f"{output}/t-0/{log_of(part).stem}.index", error="EIO")):
+    with faults(tmp_path, Fault(on, f"{output}/t-0/{log_path(part).stem}.index", error="EIO")):
         outcomes = reindexed(part, target)
     assert happened(tmp_path) == [1]
     reasons = {f.path.rpartition("/")[2]: f.reason for o in outcomes for f in o.files if f.status == "impossible"}
-    assert reasons == {f"{log_of(part).stem}.index": "unwritable"}
+    assert reasons == {f"{log_path(part).stem}.index": "unwritable"}
     more = tmp_path / "more"
     more.mkdir()
     target = Target("output", str(part.root), str(more / "out"))
@@ -217,16 +217,16 @@ def test_reindex_folder_that_cannot_be_flushed(part: Partition, tmp_path: Path) 
 def test_an_unreadable_log_leaves_its_lookups_unanswered(part: Partition, tmp_path: Path) -> None:
     (plan,) = archive_plans(str(part.root), EVERY_TOPIC, [])
     queries = Queries(np.array([3, 15]), np.zeros(2, np.bool_))
-    with faults(tmp_path, Fault("open", str(log_of(part, 3)), error="EIO")):
+    with faults(tmp_path, Fault("open", str(log_path(part, 3)), error="EIO")):
         found = lookup(plan, queries)
     assert happened(tmp_path) == [1]
-    unreadable(found.problem, str(log_of(part, 3)), "EIO")
+    unreadable(found.problem, str(log_path(part, 3)), "EIO")
     assert found.answers.column("status").to_pylist() == ["unreadable"] * 2
 
 
 def test_sizing_and_time_index(part: Partition, tmp_path: Path) -> None:
     (plan,) = archive_plans(str(part.root), EVERY_TOPIC, [])
-    log = log_of(part)
+    log = log_path(part)
     with faults(tmp_path, Fault("open", str(log), times=2, error="ESTALE")):
         sizes = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
         segments = [TimedSegment("t", 0, s) for s in plan.segments]
@@ -240,7 +240,7 @@ def test_sizing_and_time_index(part: Partition, tmp_path: Path) -> None:
 
 
 def test_inspect_names_an_unreadable_log_and_shows_the_others(part: Partition, tmp_path: Path) -> None:
-    log, written = log_of(part), bytearray()
+    log, written = log_path(part), bytearray()
     with faults(tmp_path, Fault("read", str(log), error="EIO")):
         findings = dump([part.folder], DumpOptions(LogOptions(deep=True)), written.extend)
     assert happened(tmp_path) == [1]
@@ -254,7 +254,7 @@ def test_inspect_names_an_unreadable_log_and_shows_the_others(part: Partition, t
 def test_inspect_into_files(part: Partition, tmp_path: Path, error: str) -> None:
     output = tmp_path / "out"
     tasks = dump_tasks(list_files([str(part.folder)]), DumpOptions(), str(output))
-    bad = next(task for task in tasks if task.name == f"t-0/{log_of(part).name}.txt")
+    bad = next(task for task in tasks if task.name == f"t-0/{log_path(part).name}.txt")
     with faults(tmp_path, Fault("write", f"{output}/{bad.name}", error=error)):
         if error == "ENOSPC":
             with pytest.raises(OSError, match="No space"):
@@ -267,7 +267,7 @@ def test_inspect_into_files(part: Partition, tmp_path: Path, error: str) -> None
 
 
 def test_data_source_quarantine(part: Partition, tmp_path: Path) -> None:
-    log = log_of(part)
+    log = log_path(part)
     with faults(tmp_path, Fault("read", str(log), error="EIO")):
         rows = read("kafka_log", part.root, badRecords="quarantine").to_pylist()
     (told,) = [row for row in rows if row["problem"]]
@@ -278,7 +278,7 @@ def test_data_source_quarantine(part: Partition, tmp_path: Path) -> None:
 
 
 def test_data_source_fails(part: Partition, tmp_path: Path) -> None:
-    log = log_of(part)
+    log = log_path(part)
     with faults(tmp_path, Fault("read", str(log), error="EIO")), pytest.raises(LogFormatError) as found:
         read("kafka_log", part.root)
     unreadable(found.value, str(log), "EIO")
@@ -320,7 +320,7 @@ def _first_problem(part: Partition) -> Any:
 
 
 def _inspect(part: Partition) -> Any:
-    return dump([log_of(part)], DumpOptions(), lambda _: None).all_problems[0]
+    return dump([log_path(part)], DumpOptions(), lambda _: None).all_problems[0]
 
 
 JOBS: dict[str, Callable[[Partition], Any]] = {
@@ -364,7 +364,7 @@ def test_missing_memory_is_a_problem_of_the_partition(part: Partition, tmp_path:
 
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
-def test_who_wants_to_stop_is_let_stop(part: Partition, tmp_path: Path, job: str, error: BaseException) -> None:
+def test_interrupts_are_not_caught(part: Partition, tmp_path: Path, job: str, error: BaseException) -> None:
     with raising(tmp_path, job, error), pytest.raises(type(error)):
         JOBS[job](part)
 

@@ -39,13 +39,13 @@ def late_flushes() -> Iterator[Event]:
         assert waited.wait(60)
         fsync(descriptor)
 
-    def result_of(self: Future[Any], timeout: float | None = None) -> Any:
+    def patched_result(self: Future[Any], timeout: float | None = None) -> Any:
         waited.set()
         return result(self, timeout)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", late_fsync)
-        patch.setattr(Future, "result", result_of)
+        patch.setattr(Future, "result", patched_result)
         yield waited
 
 

@@ -117,7 +117,7 @@ class MergedPartition:
     partition: int
     copies: list[CopyFacts] = field(default_factory=list)
     ranges: list[TakenRange] = field(default_factory=list)
-    ranges_left_out: int = 0  # of the list: only MOST_RANGES are kept
+    ranges_omitted: int = 0  # of the list: only MOST_RANGES are kept
     gaps: list[tuple[int, int]] = field(default_factory=list)  # offsets first..until-1 that no copy holds
     leader_epochs: tuple[EpochEntry, ...] = ()
     log_start_offset: int = 0

@@ -313,12 +313,12 @@ class _Taken:
     def _add_range(self, copy: int, first: int, last: int, batches: int) -> None:
         ranges, name = self.out.ranges, self.facts[copy].copy
         reason = self._reason(copy, first, last)
-        if ranges and ranges[-1].copy == name and ranges[-1].reason == reason and not self.out.ranges_left_out:
+        if ranges and ranges[-1].copy == name and ranges[-1].reason == reason and not self.out.ranges_omitted:
             ranges[-1].last, ranges[-1].batches = last, ranges[-1].batches + batches
         elif len(ranges) < MOST_RANGES:
             ranges.append(TakenRange(first, last, name, reason, batches))
         else:
-            self.out.ranges_left_out += 1
+            self.out.ranges_omitted += 1
 
     def _reason(self, copy: int, first: int, last: int) -> Reason:
         """Return why a range does not come from the first choice among the copies."""

@@ -31,7 +31,7 @@ LAST_TIME: Final = 253_402_300_799_999  # ms: the end of the year 9999
 
 # upper ends of the classes of tombstones by age, ms; the last class has none
 AGES_MS: Final = (3_600_000, 86_400_000, 7 * 86_400_000, 30 * 86_400_000, 90 * 86_400_000, 365 * 86_400_000)
-NO_AGE: Final = len(AGES_MS) + 1  # the class of tombstones without a time
+NO_AGE: Final = len(AGES_MS) + 1  # the class of tombstones without a timestamp
 N_AGES: Final = len(AGES_MS) + 2
 
 # A slot: a key's hash, how many records it has, and the highest offset of one.

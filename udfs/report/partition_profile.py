@@ -28,7 +28,7 @@ class Codec:
 
     batches: int
     stored_bytes: int  # as they lie in the file, headers included
-    plain_bytes: int  # decompressed, headers included
+    uncompressed_bytes: int  # decompressed, headers included
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class SegmentProfile:
     # records below the largest timestamp of all batches before, and of the records before in their own batch; largest
     # timestamps after the year 9999 do not count
     out_of_order: int
-    largest_lag_ms: int  # by how much, at most
-    without_time: int  # records without a timestamp, or with one after the year 9999
+    max_lag_ms: int  # by how much, at most
+    without_timestamp: int  # records without a timestamp, or with one after the year 9999
     min_timestamp_ms: int | None
     max_timestamp_ms: int | None
     codecs: dict[str, Codec]

@@ -15,7 +15,7 @@ from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.names import segment_file
 from tests.builders.remote import NO_PRODUCERS, TOPIC_ID, Uploaded, batches, put_aiven, put_kafka, segment
 from tests.builders.sources import read
-from tests.builders.trees import files_of, tree
+from tests.builders.trees import read_tree, tree
 
 NOW = ["--now", "1800000000000"]
 QUIET = ["--engine", "threads", "--quiet"]
@@ -57,7 +57,7 @@ def restored(store: Path, output: Path) -> dict[str, bytes]:
     """Return the files of a generation, without the checkpoints beside its folder."""
     assert run("verify", "--store", store, *QUIET) == 0
     assert run("restore", "--store", store, "--output", output) == 0
-    found = files_of(output / "t-0")
+    found = read_tree(output / "t-0")
     return {name: data for name, data in found.items() if name != "partition.metadata"}
 
 
@@ -68,7 +68,7 @@ def whole_log(tmp_path: Path) -> dict[str, bytes]:
     return restored(tmp_path / "whole-store", tmp_path / "whole-out")
 
 
-def test_without_the_remote_segments_it_is_said_where_they_are(tmp_path, capsys):
+def test_note_names_the_missing_remote_segments(tmp_path, capsys):
     """The local segments are a log that begins there; a query for the beginning fails."""
     archive, store = tmp_path / "archive", tmp_path / "store"
     put_local(archive, LOG[2:])
@@ -114,7 +114,7 @@ def test_later_run_requires_remote_storage_for_deleted_local_segments(tmp_path, 
 
 @pytest.mark.parametrize("put", [put_kafka, put_aiven])
 @pytest.mark.parametrize(("uploaded", "first"), [(5, 2), (4, 4), (5, 0), (3, 1)])
-def test_with_the_remote_segments_it_is_one_log(tmp_path, capsys, put, uploaded, first):
+def test_local_and_remote_segments_join_into_one_log(tmp_path, capsys, put, uploaded, first):
     expected = whole_log(tmp_path)
     archive = tmp_path / "archive"
     put_remote(archive / "remote", LOG[:uploaded], put)

@@ -34,7 +34,7 @@ from lastkey.jobs.restore import job as restore
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.logs import write_partition
 from tests.builders.stores import StoreMaker
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 
 NOW_MS = 1_790_000_000_000
 
@@ -213,7 +213,7 @@ INTO = ["{0}/link/new", "file://{0}/archive/new", "file:{0}/link/new", "{0}/arch
 
 @pytest.mark.parametrize("spelt", INTO)
 def test_no_job_writes_into_an_archive(archive, spelt):
-    into, before = spelt.format(archive.parent), files_of(archive)
+    into, before = spelt.format(archive.parent), read_tree(archive)
     tried = {
         "compact": lambda: compact.run(CompactOptions(str(archive), into, now_ms=NOW_MS), Silent()),
         "compact, the other way round": lambda: compact.run(
@@ -236,7 +236,7 @@ def test_no_job_writes_into_an_archive(archive, spelt):
         with pytest.raises(UsageError, match="lies in") as raised:
             job()
         assert raised.value.exit_code == 2, name
-        assert files_of(archive) == before, name
+        assert read_tree(archive) == before, name
 
 
 def test_restore_and_vacuum(tmp_path, monkeypatch):
@@ -247,7 +247,7 @@ def test_restore_and_vacuum(tmp_path, monkeypatch):
     (tmp_path / "shop").symlink_to("store")
     (tmp_path / "disk").mkdir()
     (maker.archive / "disk1").symlink_to(tmp_path / "disk")
-    before = files_of(tmp_path)
+    before = read_tree(tmp_path)
     for output in ("link/new", "archive/new", "shop/new", "store/segments/new", "disk/new"):
         with pytest.raises(UsageError, match="lies in"):
             restore.run(RestoreOptions(str(maker.store), str(tmp_path / output)), Silent())
@@ -255,7 +255,7 @@ def test_restore_and_vacuum(tmp_path, monkeypatch):
     moved.mkdir()
     with pytest.raises(UsageError, match="lies in the archive"):
         restore.run(RestoreOptions(str(maker.store), f"file://{moved}/new", archive=str(moved)), Silent())
-    assert files_of(tmp_path) == before
+    assert read_tree(tmp_path) == before
     vacuum.run(VacuumOptions(str(maker.store)), Silent())
 
     shutil.move(maker.store, maker.archive / "store")  # as an older version let it be

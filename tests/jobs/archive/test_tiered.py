@@ -18,7 +18,7 @@ from lastkey.udfs.storage import open_root
 from tests.builders.logs import write_partition
 from tests.builders.remote import TOPIC_ID, Uploaded, batches, put_aiven, put_kafka, put_pinterest, segment
 from tests.builders.sources import read
-from tests.builders.trees import files_of, tree
+from tests.builders.trees import read_tree, tree
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -146,7 +146,7 @@ def test_jobs_that_read_take_it_for_a_log_directory(plain, tmp_path, layout, cap
         assert said[0] == said[1]
 
 
-def test_what_is_read_is_said_once_and_problems_name_the_folder_of_the_objects(tmp_path):
+def test_source_is_noted_once_and_problems_name_the_object_folder(tmp_path):
     put_kafka(tmp_path, "t-0", 1, segment(batches(0, 50)))
     archive = listed(str(tmp_path))
     assert archive.root.uri == f"tiered+{tmp_path}"
@@ -197,7 +197,9 @@ def test_a_later_run_continues_after_a_change_of_leaders(tmp_path, capsys):
     put_kafka(remote, "t-0", 4, segment(batches(300, 350, 1), [(0, 0), (1, 200)]))
     moved = remote.rename(tmp_path / "moved")
     assert run("restore", "--store", store, "--output", tmp_path / "again", "--archive", moved) == 0
-    assert files_of(tmp_path / "again") == files_of(tmp_path / "first")  # of which the end of segment 2 counts no more
+    assert read_tree(tmp_path / "again") == read_tree(
+        tmp_path / "first"
+    )  # of which the end of segment 2 counts no more
     moved.rename(remote)
     assert run("compact", remote, "--store", store, *settings) == 0
     assert run("restore", "--store", store, "--output", tmp_path / "second") == 0

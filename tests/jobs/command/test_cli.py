@@ -203,7 +203,7 @@ def test_a_policy_needs_topics_and_not_only_what_is_left_out(job, capsys):
         (["verify", str(ROOT / "examples/archive/users-0")], "folders <topic>-<partition> of an archive", ""),
     ],
 )
-def test_in_json_a_hint_is_a_hint(capsys, tmp_path, words, expected, hint):
+def test_json_error_has_the_hint_as_a_field(capsys, tmp_path, words, expected, hint):
     (tmp_path / "c.toml").write_text("[defaults]\n'segmnt.bytes' = 1\n")
     assert cli.main([str(tmp_path / "c.toml") if word == "C" else word for word in [*words, "--json"]]) == errors.USAGE
     out, err = capsys.readouterr()
@@ -323,7 +323,7 @@ def test_each_error_has_its_exit_code_and_only_a_defect_a_traceback(job, capsys,
 @pytest.mark.parametrize(
     ("kind", "code", "said"), [(InterruptedRunError, 130, "interrupted"), (TerminatedError, 143, "terminated")]
 )
-def test_what_was_done_before_the_end_is_reported(job, capsys, kind, code, said):
+def test_interrupted_run_reports_finished_work(job, capsys, kind, code, said):
     """The report, with the error in it, whatever click makes of Ctrl-C."""
     job.outcome = kind()
     job.outcome.report = _Report()
@@ -725,7 +725,7 @@ def test_module_missing_in_this_process_is_not_blamed_on_workers(job, capsys):
     assert "workers" not in capsys.readouterr().err
 
 
-def test_what_executors_say_of_their_folder_for_kernels_is_a_mistake_of_use(job, capsys):
+def test_unusable_kernel_folder_of_an_executor_is_a_usage_error(job, capsys):
     said = PlaceError("NUMBA_CACHE_DIR=/x: expected Y")
     job.outcome = RuntimeError(f"Job aborted\nlastkey.logformat.errors.PlaceError: {said}\n\tat x")
     assert cli.main(["verify", "A"]) == errors.USAGE

@@ -124,7 +124,7 @@ def test_lags_that_contradict_each_other_are_refused_at_once():
         ("a = ", "line 1, column 5"), ("a = 1\nb = 'x\n\n", "line 2"),
     ],
 )  # fmt: skip
-def test_what_is_no_toml_is_said_with_line_and_column(tmp_path, text, where):
+def test_invalid_toml_error_has_line_and_column(tmp_path, text, where):
     (tmp_path / "bad.toml").write_text(text)
     with raises_kind(CONFIG_FILE, match=where):
         load_config(tmp_path / "bad.toml")

@@ -191,7 +191,7 @@ def test_the_man_page_is_made_from_the_declarations_and_is_what_groff_reads() ->
         assert all(flag in shown for flag in ("--store STORE", "--no-progress", "cleanup.policy", "130"))
 
 
-def test_what_used_to_be_an_option_names_what_is_given_instead() -> None:
+def test_removed_option_error_names_its_replacement() -> None:
     flags = {value.flag for command in COMMANDS.values() for value in command.values if not value.argument}
     assert flags.isdisjoint(failures.INSTEAD)
     named = {word for text in failures.INSTEAD.values() for word in re.findall(r"--[a-z-]+", text)}

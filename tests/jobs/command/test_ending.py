@@ -122,7 +122,7 @@ def test_every_job_that_has_the_option_writes_it(place: Place, tmp_path: Path) -
 
 @pytest.mark.parametrize("where", ["archive/t-0/lastkey.prom", "link/t-0/lastkey.prom", "store/lastkey.prom"])
 @pytest.mark.parametrize("job", ["compact", "vacuum", "verify"])
-def test_nothing_is_written_into_an_archive_or_a_store(
+def test_metrics_file_in_an_archive_or_store_is_refused(
     place: Place, tmp_path: Path, where: str, job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Vacuum is given the store alone, whose checkpoints name the archive."""

@@ -66,7 +66,7 @@ def test_afterwards_signals_do_what_they_did():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_what_comes_at_once_is_one_signal(monkeypatch):
+def test_simultaneous_signals_count_once(monkeypatch):
     """`timeout` sends it to the process, and to its group."""
     monkeypatch.setattr(stopping, "_SAME_SECONDS", 3600.0)
     with stoppable() as stop:
@@ -83,7 +83,7 @@ def test_a_signal_that_is_ignored_stays_ignored():
     assert not stop.is_asked
 
 
-def test_in_a_thread_nothing_is_heard():
+def test_thread_leaves_signal_handlers_unchanged():
     before = signal.getsignal(signal.SIGINT)
     seen = []
 
@@ -97,7 +97,7 @@ def test_in_a_thread_nothing_is_heard():
     assert seen == [(False, before)]
 
 
-def test_only_the_first_reason_counts():
+def test_first_reason_counts():
     stop, why = Stop(), TerminatedError()
     stop.request_end(why)
     stop.request_end(InterruptedRunError())

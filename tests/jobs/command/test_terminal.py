@@ -172,7 +172,7 @@ def test_error_for_a_missing_path(on_terminals):
     assert "no\x1b[5mwhere" in json.loads(out)["error"]["path"]
 
 
-def test_what_is_logged_of_a_defect():
+def test_log_of_a_defect():
     """Runs in a separate process, because pytest installs a handler that the command line does not have."""
     code = "import sys; from lastkey.jobs.command import cli; from lastkey.logformat.errors import stopped;"
     code += "cli.main(['--version']); stopped(ValueError('bad \\x1b[2J'), 'dir\\x1b[31m\\u202e')"

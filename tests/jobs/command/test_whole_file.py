@@ -34,7 +34,7 @@ OURS = {
 
 
 @pytest.mark.parametrize("kind", [*OURS, NEW], ids=lambda kind: kind.name)
-def test_only_nothing_an_empty_file_and_its_own_kind_are_replaced(tmp_path: Path, kind: Kind) -> None:
+def test_only_a_missing_or_empty_file_or_one_of_its_own_kind_is_replaced(tmp_path: Path, kind: Kind) -> None:
     log = write_partition(tmp_path / "t-0", "a=1 b=2").logs[0].read_bytes()
     others = [data for of, data in OURS.items() if of is not kind]
     path = tmp_path / "file"

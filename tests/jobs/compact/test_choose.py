@@ -13,7 +13,7 @@ from lastkey.jobs.compact.waves import choose_ways, count_large_partitions
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionInput, PartitionPlan, SplitBy
-from tests.builders.folders import Archived, plan_of
+from tests.builders.folders import Archived, make_plan
 from tests.builders.plans import changed
 from tests.reference.cleaner import Settings
 
@@ -53,10 +53,10 @@ WORKERS = EightCores(lambda: pytest.fail("Spark was started"))
 def plan(size: int, split: SplitBy = "auto") -> PartitionPlan:
     archived = Archived(Path("/none"), [Segment("/none", "t-0/0.log", 0, size, 0)])
     limits = Limits(split_by=split)
-    return plan_of(archived, Path("/none"), Settings(), now_ms=0, log_start_offset=0, limits=limits)
+    return make_plan(archived, Path("/none"), Settings(), now_ms=0, log_start_offset=0, limits=limits)
 
 
-def test_what_is_asked_for_is_done() -> None:
+def test_setting_decides_how_partitions_are_split() -> None:
     small, large = plan(5), plan(16 * GIB)
     chosen = choose_ways([small, large], WORKERS)
     assert (chosen.one_task, chosen.several) == ((small,), (large,))

@@ -71,7 +71,7 @@ def test_each_file_is_looked_at(second, name):
         check_files(store, [commit])
 
 
-def test_all_files_of_the_folder_are_among_them(second):
+def test_commit_names_every_file_of_its_folder(second):
     maker, _ = second
     assert {f"2/{p.name}" for p in maker.run_folder("t", 0, 2).iterdir()} == {*FILES[:-1], "2/committed"}
 

@@ -129,7 +129,7 @@ def test_the_archive_is_as_it_was(first):
 
 
 @pytest.mark.slow
-def test_what_was_cleaned_equals_the_brokers_own_cleaning(first, cases, now_ms):
+def test_cleaned_logs_equal_those_of_the_broker(first, cases, now_ms):
     lab, current, manifests = first.lab, first.checkpoints, first.manifests
     for name in CASES:
         for number, partition in enumerate(cases[name].partitions):

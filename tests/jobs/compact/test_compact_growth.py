@@ -52,7 +52,7 @@ SET_ASIDE = {
     "d-lost": "gap",  # the segment that the generation uses
     "d-back": "diverged",
     "d-short": "diverged",
-    "d-anew": "diverged",
+    "d-recreated": "diverged",
     "d-cluster": "diverged",
     "d-other": "diverged",
 }
@@ -114,7 +114,7 @@ def grown(spark, cases, now_ms, tmp_path_factory):
     for topic, (_, segments, batches) in GROWN.items():
         put(source(topic), top / f"{topic}-0", segments=segments, batches=batches)
     small, idem = only_input(cases["two-parts"]), only_input(cases["idem-active"])
-    for topic in ("d-gap", "d-lost", "d-back", "d-short", "d-anew", "d-other"):
+    for topic in ("d-gap", "d-lost", "d-back", "d-short", "d-recreated", "d-other"):
         put(idem, top / f"{topic}-0", segments=4, batches=3)
     directories = {
         name: lab.archive / name for name in ("cluster", "start", "start2", "marked", "held", "heldmute", "late")
@@ -181,7 +181,7 @@ def grown(spark, cases, now_ms, tmp_path_factory):
         _remove(log)
     for log in files_in(top / "d-short-0")[3:]:
         _remove(log)
-    (top / "d-anew-0" / "partition.metadata").write_text("version: 0\ntopic_id: BBBBBBBBBBBBBBBBBBBBBA")
+    (top / "d-recreated-0" / "partition.metadata").write_text("version: 0\ntopic_id: BBBBBBBBBBBBBBBBBBBBBA")
     (directories["cluster"] / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=CCCCCCCCCCCCCCCCCCCCCA\n")
     fourth = files_in(top / "d-other-0")[4]
     at = borders(fourth.read_bytes())
@@ -283,14 +283,14 @@ def test_a_generation_that_ends_inside_a_segment(grown):
     assert sealed.manifests["s-txn", 0][-1].root == "archive"
 
 
-def test_what_vanished_from_the_archive_stays_in_ours(grown):
+def test_generation_keeps_records_removed_from_the_archive(grown):
     lab, _, _, _, second, _ = grown
     manifest = second.manifests["g-gone", 0]
     assert manifest[0].base_offset == 0
     assert lab.batches(manifest)[0].base_offset < int(files_in(lab.archive / "disk" / "g-gone-0")[0].stem)
 
 
-def test_nothing_new_is_not_read(grown):
+def test_unchanged_partition_is_not_read(grown):
     _, first, _, _, second, asked = grown
     assert second.found["g-still"].status == "not_due"
     assert "g-still" not in asked
@@ -324,7 +324,7 @@ def test_offsets_below_the_log_start_are_no_gap(grown):
     assert second.found["h-covered2"].problem.state == "gap"  # the checkpoint lies below the first segment
 
 
-def test_only_what_the_high_watermark_covers(grown, cases):
+def test_high_watermark_limits_the_run(grown, cases):
     lab, first, _, _, second, _ = grown
     idem = only_input(cases["idem-active"])
     fifth = files_in(idem)[4]
@@ -400,13 +400,13 @@ def test_reset_starts_over_only_diverged_partitions(grown, now_ms):
         assert third.states[topic, 0].state == "clean"
         assert bool(third.checkpoints[topic, 0].gaps) == (topic in ("d-gap", "d-lost"))  # of what the archive holds now
         before = first.checkpoints[topic, 0].run_id
-        assert [(run.parent_run_id, run.anew) for run in again[topic, 0]] == [(before, True), (None, False)]
+        assert [(run.parent_run_id, run.reset) for run in again[topic, 0]] == [(before, True), (None, False)]
         assert f"started over: {topic}-0: generation 2" in third.report.to_text()
         assert len(histories[topic, 0]) == 1
         lab.check_whole(third.manifests[topic, 0])
-    for topic in ("d-anew", "d-cluster"):  # the same bytes under another name: the same result
+    for topic in ("d-recreated", "d-cluster"):  # the same bytes under another name: the same result
         assert contents(lab.batches(third.manifests[topic, 0])) == contents(lab.batches(whole))
-    assert third.checkpoints["d-anew", 0].topic_id == "BBBBBBBBBBBBBBBBBBBBBA"
+    assert third.checkpoints["d-recreated", 0].topic_id == "BBBBBBBBBBBBBBBBBBBBBA"
     assert third.checkpoints["d-cluster", 0].cluster_id == "CCCCCCCCCCCCCCCCCCCCCA"
     assert third.checkpoints["d-back", 0].next_offset < first.checkpoints["d-back", 0].next_offset
 

@@ -457,7 +457,7 @@ def test_a_run_in_several_tasks_that_is_asked_to_end_does(begun, now_ms, tmp_pat
 
 
 @pytest.mark.parametrize("wave", [64, 1])
-def test_of_two_runs_at_once_one_wins(begun, now_ms, tmp_path, wave):
+def test_one_of_two_concurrent_runs_commits(begun, now_ms, tmp_path, wave):
     """Both runs plan on the same generations, because neither sees the other's lease. Both wait before their commit and
     then continue.
     """

@@ -66,11 +66,11 @@ def left_out(place: Place, *words: str) -> list[dict[str, Any]]:
     return problems
 
 
-def of_500(place: Place) -> None:
+def empty_500(place: Place) -> None:
     empty(place, 500)
 
 
-def of_0(place: Place) -> None:
+def empty_0(place: Place) -> None:
     empty(place, 0)
 
 
@@ -93,7 +93,7 @@ def a_high_watermark(place: Place) -> None:
     checkpoint(place, "replication-offset", 500)
 
 
-SHAPES = [of_500, of_0, nothing_but_the_log, with_its_log_start, several_that_a_cleaner_emptied, a_high_watermark]
+SHAPES = [empty_500, empty_0, nothing_but_the_log, with_its_log_start, several_that_a_cleaner_emptied, a_high_watermark]
 DELETE = '[topics."*"]\n"cleanup.policy" = "delete"\n"retention.ms" = 1000000000\n'
 BLOCKS = '[job]\n"split.by" = "always"\n[topics."*"]\n"cleanup.policy" = "compact"\n'
 YIELD = '[topics."*"]\n"cleanup.policy" = "compact"\n"compaction.schedule" = "yield"\n'

@@ -50,7 +50,7 @@ def test_a_log_with_empty_segments_can_grow_and_be_compacted_again(place: Place)
     assert place.run("verify", "--store", str(place.store))[0] == 0
 
 
-def test_behind_segments_of_the_archive_it_stays_the_archives(place: Place) -> None:
+def test_empty_segment_after_archive_segments_stays_in_the_archive(place: Place) -> None:
     """A generation holds what is its own first: the archive is read from the end of that on."""
     place.write("a=1 || {pid=1 txn} a=2 || a=3 || ")
     code, said = place.compact()
@@ -61,7 +61,7 @@ def test_behind_segments_of_the_archive_it_stays_the_archives(place: Place) -> N
     assert place.generation() == "[1-1] | COMMIT | 4:a=4 || 5:b=1"
 
 
-def test_what_is_above_the_high_watermark_is_no_part_of_it(place: Place) -> None:
+def test_generation_ends_at_the_high_watermark(place: Place) -> None:
     """The active segment was not read: the generation has an empty segment and continues there."""
     place.write("a=1 | b=2 || c=3")
     offset_checkpoint(place.archive.parent / "replication-offset-checkpoint", {"t-0": 2})

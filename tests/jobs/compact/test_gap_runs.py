@@ -15,7 +15,7 @@ from lastkey.jobs.compact.needed import Needed
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import Lab, contents, offset_checkpoint, only_input, put
-from tests.builders.stores import manifest_of
+from tests.builders.stores import manifest_segments
 from tests.builders.trees import files_in
 from tests.golden import golden
 from tests.reference.log import decode_log
@@ -83,9 +83,9 @@ def test_a_missing_segment_from_run_to_run(lab, case, now_ms):
     back = lab.run(now_ms, sealed=True)
     assert back.exit_code == 3
     assert "what was missing has come back" in back.results[0].problem.hint
-    anew = lab.run(now_ms, sealed=True, reset=TopicFilter(("t",)))
+    after_reset = lab.run(now_ms, sealed=True, reset=TopicFilter(("t",)))
     # a rollback can still go to generation 1, which lacks them
-    assert (anew.exit_code, anew.archive_needed) == (0, [Needed("gap", ("t-0",))])
+    assert (after_reset.exit_code, after_reset.archive_needed) == (0, [Needed("gap", ("t-0",))])
     checkpoints, manifests = lab.state().current()
     assert checkpoints["t", 0].gaps is None
     kept = last_records(lab.batches(manifests["t", 0]))
@@ -99,7 +99,7 @@ def test_a_gap_behind_the_generation_is_passed_over(lab, case, now_ms):
     put(only_input(case), lab.archive / "t-0", segments=1)
     first = lab.run(now_ms, sealed=True)
     assert first.exit_code == 0
-    before = lab.batches(manifest_of(lab.state(), "t", 0))
+    before = lab.batches(manifest_segments(lab.state(), "t", 0))
     put(only_input(case), lab.archive / "t-0")
     for log in files_in(lab.archive / "t-0")[:2]:
         for path in files_in(log.parent, f"{log.stem}.*"):
@@ -107,7 +107,7 @@ def test_a_gap_behind_the_generation_is_passed_over(lab, case, now_ms):
     assert lab.run(now_ms, sealed=True).exit_code == 3
     after = lab.run(now_ms, sealed=True, overrides={"gaps": "accept"})
     assert (after.exit_code, after.generations) == (0, {("t", 0): 2})
-    kept = last_records(lab.batches(manifest_of(lab.state(), "t", 0)))
+    kept = last_records(lab.batches(manifest_segments(lab.state(), "t", 0)))
     want = last_records(before) | last_records(archived(lab))
     assert kept == {key: record for key, record in want.items() if record[1] is not None or key in kept}
     third = lab.run(now_ms, sealed=True, force=True)  # accepted once: no gap any more, and not forgotten
@@ -121,15 +121,15 @@ def test_a_checkpoint_of_another_log(lab, case, now_ms, name):
     report = lab.run(now_ms)  # due or not, without --force
     assert report.exit_code == 3
     assert (report.results[0].problem.state, report.generations) == ("diverged", {})
-    anew = lab.run(now_ms, reset=TopicFilter(("t",)))
-    assert anew.exit_code == 0, anew.results
+    after_reset = lab.run(now_ms, reset=TopicFilter(("t",)))
+    assert after_reset.exit_code == 0, after_reset.results
     checkpoint = lab.state().checkpoints()["t", 0]
     assert (checkpoint.generation, checkpoint.log_start_offset) == (1, 0)
     assert checkpoint.next_offset < 1_000_000
     (lab.archive / name).unlink()
     other = Lab(lab.spark, lab.root, archive_at=lab.archive, store_at=lab.root / "other")
     other.run(now_ms)
-    mine, theirs = (lab_.batches(manifest_of(lab_.state(), "t", 0)) for lab_ in (lab, other))
+    mine, theirs = (lab_.batches(manifest_segments(lab_.state(), "t", 0)) for lab_ in (lab, other))
     assert contents(mine) == contents(theirs)
 
 

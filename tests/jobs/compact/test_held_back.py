@@ -118,7 +118,7 @@ def test_compact_and_delete_have_a_reason_each(place: Place) -> None:
     assert [one["rule"] for one in partition["held_back"]] == ["min.compaction.lag.ms", "retention.ms"]
 
 
-def test_after_a_run_nothing_is_new(place: Place) -> None:
+def test_second_run_finds_no_new_records(place: Place) -> None:
     run(place, "a=1 || a=2 || b=3", COMPACT, "--sealed")
     printed, partition = run(place, "", COMPACT, "--sealed")
     assert [one["rule"] for one in partition["held_back"]] == ["nothing_new"]

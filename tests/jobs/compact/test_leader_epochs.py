@@ -57,7 +57,7 @@ def test_the_store_keeps_the_epochs_of_what_it_keeps(lab: Lab, left: str) -> Non
     assert later(lab) == KNOWN
 
 
-def test_what_is_lost_is_not_made_of_a_cleaned_log(lab: Lab) -> None:
+def test_lost_epochs_are_not_rebuilt_from_a_cleaned_log(lab: Lab) -> None:
     """The remaining batches do not contain epoch 3."""
     (lab.archive / "t-0" / CHECKPOINT).unlink()
     assert later(lab) == KNOWN
@@ -102,7 +102,7 @@ def test_epochs_between_the_two_files_come_from_the_batches(lab: Lab, left: str)
         (KNOWN, KNOWN),
     ],
 )
-def test_without_the_generations_own_the_archives_and_the_batches_are_taken(
+def test_missing_checkpoint_is_replaced_by_epochs_of_archive_and_batches(
     lab: Lab, how: str, left: str | None, expected: str
 ) -> None:
     give_up(lab, left or "")

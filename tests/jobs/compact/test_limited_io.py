@@ -36,7 +36,7 @@ def _counted() -> int:
     return int(rows["rchar"]) + int(rows["wchar"])
 
 
-def test_what_is_spent_is_what_the_kernel_counts(archive, tmp_path):
+def test_counted_bytes_equal_those_of_the_kernel(archive, tmp_path):
     _compact(archive, tmp_path / "first", engine="threads")  # imports
     before = _counted()
     with _sum() as spent:

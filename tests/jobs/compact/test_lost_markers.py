@@ -65,7 +65,7 @@ def test_later_runs_keep_it_too(place: Place) -> None:
         assert place.run("verify", "--store", str(place.store))[0] == 0
 
 
-def test_it_supersedes_nothing(place: Place) -> None:
+def test_record_without_marker_supersedes_no_other(place: Place) -> None:
     place.write(
         "a=0 k=0 | {pid=1 epoch=0 txn} a=1@3 | {pid=1 epoch=1 txn base=5} b=2@5 | {pid=1 epoch=1 commit} || k=1 || h=8"
     )
@@ -73,7 +73,7 @@ def test_it_supersedes_nothing(place: Place) -> None:
     assert place.generation() == "0:a=0 | 3:a=1 | 5:b=2 | COMMIT | 7:k=1 || 8:h=8"
 
 
-def test_nothing_supersedes_it(place: Place) -> None:
+def test_record_after_a_lost_marker_is_kept(place: Place) -> None:
     place.write(f"a=0 | {LOST.replace('@0', '@1')} | {{pid=1 epoch=1 commit}} || a=2 b=3 || h=8")
     assert place.compact()[0] == 0
     assert place.generation() == "1:a=1 | [2-2] | COMMIT | 4:a=2 5:b=3 || 6:h=8"
@@ -136,7 +136,7 @@ def test_an_open_transaction_behind_a_lost_marker(place: Place) -> None:
         "{pid=1 epoch=0 txn} a=1 | {pid=2 epoch=5 txn} b=2 | {pid=2 epoch=5 commit} | {pid=1 epoch=0 commit}",
     ],
 )  # fmt: skip
-def test_it_does_not_fire(place: Place, text: str) -> None:
+def test_complete_logs_have_no_lost_marker(place: Place, text: str) -> None:
     place.write(f"{text} || g=7 || h=8")
     code, said = place.run("verify", str(place.archive.parent))
     assert (code, "no problem found" in said) == (0, True), said

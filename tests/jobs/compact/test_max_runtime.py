@@ -168,6 +168,6 @@ def test_durations(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "90", "0s", "h", "1.5h", "-1h", "30m1h", "1h 30m", "1w", "\uff190s"])
-def test_what_is_no_duration_is_said(text: str) -> None:
+def test_invalid_duration_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="expected a duration such as 90s, 30m or 1h30m"):
         parse_duration("--max-runtime", text)

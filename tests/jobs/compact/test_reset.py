@@ -50,8 +50,8 @@ def test_a_generation_outlives_the_reset_after_a_gap(spark, tmp_path, tmp_path_f
     assert (report.exit_code, report.results[0].problem.kind) == (3, "gap")
     report = lab.run(now_ms, reset=TopicFilter(("t",)))
     assert report.exit_code == 0
-    assert report.to_json()["partitions"][0]["anew"] is True
-    assert [(r.generation_after, r.anew) for r in lab.state().histories()["t", 0]] == [(2, True), (1, False)]
+    assert report.to_json()["partitions"][0]["reset"] is True
+    assert [(r.generation_after, r.reset) for r in lab.state().histories()["t", 0]] == [(2, True), (1, False)]
 
     assert _restored(lab, "after", 1) == want  # bytes and times
     notes = verify.run(VerifyOptions(store=str(lab.store)), Silent())

@@ -24,7 +24,7 @@ from lastkey.udfs.compact.verdicts import UNKNOWN_TIMESTAMP
 from lastkey.udfs.verify.generation import check_generation
 from tests.builders.archives import COMPACT, Lab, by_topic, only_input, put
 from tests.builders.errors import raises_kind
-from tests.builders.stores import manifest_of
+from tests.builders.stores import manifest_segments
 from tests.builders.trees import files_in, tree
 from tests.reference.log import Record, data_batch, decode_log
 
@@ -82,7 +82,7 @@ def runs(request, spark, cases, now_ms, tmp_path_factory) -> Iterator[Runs]:
     yield Runs(lab, reports, oldest, now_ms, records)
 
 
-def test_nothing_older_is_left_and_nothing_younger_went(runs):
+def test_exact_retention_removes_exactly_the_older_records(runs):
     assert [r.problem for report in runs.reports for r in report.results] == [None] * 8
     manifests = runs.lab.state().current()[1]
     plain = [r for b in runs.lab.batches(manifests["plain", 0]) for r in b.records]
@@ -137,7 +137,7 @@ def test_verify_under_another_story(runs, topic):
     history = {run.generation_after: run for run in state.histories()[topic, 0]}
     last = max(history)
     archive, uri = listed(str(runs.lab.archive)), str(runs.lab.archive)
-    rows = manifest_of(state, topic, 0, last)
+    rows = manifest_segments(state, topic, 0, last)
     [before] = read_manifests(state.root, [history[last - 1].folder]).values()
     current = state.checkpoints()[topic, 0]
     plan = plan_generation(history[last], rows, before, archive, state.root, uri, 8 << 20, 1 << 30, current)
@@ -217,7 +217,7 @@ def test_verify_knows_which_runs_compacted(spark, now_ms, tmp_path, monkeypatch)
     assert not run.compacted
     assert verified(lab)[0] == 0
     archive, state = listed(str(lab.archive)), lab.state()
-    rows = manifest_of(state, "both", 0, 1)
+    rows = manifest_segments(state, "both", 0, 1)
     uri, current = str(lab.archive), state.checkpoints()["both", 0]
     plan = plan_generation(run, rows, None, archive, state.root, uri, 8 << 20, 1 << 30, current)
     assert not plan.parent_gone

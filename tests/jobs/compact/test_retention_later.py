@@ -22,7 +22,7 @@ from lastkey.jobs.verify.report import VerifyReport
 from lastkey.udfs.verify.generation import check_generation
 from tests.builders.archives import Lab, by_topic, offset_checkpoint
 from tests.builders.logs import write_partition
-from tests.builders.stores import manifest_of
+from tests.builders.stores import manifest_segments
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -60,7 +60,7 @@ def took(report: Any) -> list[tuple[str, int]]:
     return [(one.reason, one.segments) for one in by_topic(report)["t"].log.expired]
 
 
-def test_what_was_missing_comes_back_though_it_is_young(lab):
+def test_young_records_of_an_accepted_gap_return(lab):
     """Retention did not delete the offsets of an accepted gap: the log start must not move past the gap."""
     folder = write(lab)
     missing = folder / f"{2:020d}.log"
@@ -145,7 +145,7 @@ def test_verify_goes_by_the_times_that_retention_goes_by(lab):
     assert report.exit_code == 0, report.to_text()
 
 
-def test_what_reaches_above_the_high_watermark_stays(lab):
+def test_segment_that_crosses_the_high_watermark_is_kept(lab):
     """KAFKA.md, "Retention". Sealed or not, the segment continues above it."""
     write(lab, "{ts=1000} a=1 || {ts=2000} a=2 | {ts=900000} a=3")
     offset_checkpoint(lab.archive / "replication-offset-checkpoint", {"t-0": 2})
@@ -176,7 +176,7 @@ def test_verify_trusts_no_log_start_without_a_reason(lab):
     lab.run(2500 + LIMIT_MS, settings=policy("delete", ms=LIMIT_MS))
     state, archive = lab.state(), listed(str(lab.archive))
     [run] = state.histories()["t", 0]
-    manifest, uri = manifest_of(state, "t", 0, 1), str(lab.archive)
+    manifest, uri = manifest_segments(state, "t", 0, 1), str(lab.archive)
     current = state.checkpoints()["t", 0]
     plan = plan_generation(run, manifest, None, archive, state.root, uri, 8 << 20, 1 << 30, current)
     assert not check_generation(plan).problems

@@ -24,7 +24,7 @@ from lastkey.udfs.verify.generation import check_generation
 from tests.builders.archives import Lab, only_input, put
 from tests.builders.errors import raises_kind
 from tests.builders.plans import changed
-from tests.builders.stores import manifest_of
+from tests.builders.stores import manifest_segments
 from tests.builders.trees import files_in, tree
 from tests.reference.log import decode_log
 
@@ -97,7 +97,7 @@ def test_each_run_takes_what_is_past_its_time(runs):
         assert rows[0].base_offset == checkpoints[key].log_start_offset
 
 
-def test_what_is_left_of_a_compacted_topic_is_young(runs):
+def test_remaining_records_of_a_compacted_topic_are_young(runs):
     checkpoints, manifests = runs.lab.state().current()
     kept = runs.lab.batches(manifests["both", 0])
     start = checkpoints["both", 0].log_start_offset
@@ -141,7 +141,7 @@ def test_verify_detects_wrongly_removed_segments(runs, topic):
     archive, uri = listed(str(runs.whole)), str(runs.whole)
     plan = plan_generation(
         run,
-        manifest_of(state, topic, 0, number),
+        manifest_segments(state, topic, 0, number),
         None,
         archive,
         state.root,

@@ -22,7 +22,7 @@ from lastkey.udfs.verify.blocks import Order
 from lastkey.udfs.verify.generation import check_generation
 from tests.builders.archives import Lab, by_topic
 from tests.builders.errors import raises_kind
-from tests.builders.stores import manifest_of
+from tests.builders.stores import manifest_segments
 from tests.builders.versions import NAME, drawn, twin
 from tests.reference.log import Batch, Record, with_timestamps
 from tests.reference.read_committed import committed_offsets
@@ -93,7 +93,7 @@ def _under_another_story(lab: Lab) -> None:
     state, archive = lab.state(), listed(str(lab.archive))
     for strategy in STRATEGIES:
         history = {run.generation_after: run for run in state.histories()[strategy, 0]}
-        rows = manifest_of(state, strategy, 0, 1)
+        rows = manifest_segments(state, strategy, 0, 1)
         plan = plan_generation(
             history[1],
             rows,

@@ -23,7 +23,7 @@ from lastkey.jobs.verify import job as verify
 from tests.builders.archives import log_directory
 from tests.builders.damage import flip
 from tests.builders.errors import raises_kind
-from tests.builders.trees import files_in, files_of
+from tests.builders.trees import files_in, read_tree
 from tests.golden import Case
 from tests.reference.log import decode_log
 
@@ -41,22 +41,22 @@ def run(source: Path, output: Path, to: str, **given: object) -> ConvertReport:
     return convert.run(ConvertOptions(str(source), output=str(output), to=to, config=CONFIG, **given), Silent())  # type: ignore[arg-type]
 
 
-def times_of(folder: Path) -> dict[str, int]:
+def modification_times(folder: Path) -> dict[str, int]:
     return {str(p.relative_to(folder)): p.stat().st_mtime_ns // 1_000_000 for p in folder.rglob("*") if p.is_file()}
 
 
 def test_conversion_to_magic_3_and_back_restores_the_archive(archive: Path, tmp_path: Path) -> None:
-    times = times_of(archive)
+    times = modification_times(archive)
     torn = files_in(archive, "**/none-tomb-0/*.log")[-1]
     torn.write_bytes(torn.read_bytes()[:-40])
     os.utime(torn, ns=(times[str(torn.relative_to(archive))] * 1_000_000,) * 2)
-    before = files_of(archive)
+    before = read_tree(archive)
     there = run(archive, tmp_path / "v3", "v3")
     assert there.exit_code == 0, there.to_text()
     back = run(tmp_path / "v3", tmp_path / "v2", "v2")
     assert back.exit_code == 0
-    assert files_of(archive) == before
-    found, found_times = files_of(tmp_path / "v2"), times_of(tmp_path / "v2")
+    assert read_tree(archive) == before
+    found, found_times = read_tree(tmp_path / "v2"), modification_times(tmp_path / "v2")
     for path, data in before.items():
         if path.endswith(".log") and "txn-zstd" in path:
             assert decode_log(found[path]) == decode_log(data)
@@ -92,7 +92,7 @@ def test_a_generation_in_magic_3_is_the_one_that_is_restored(
     assert there.exit_code == 0, there.to_text()
     assert run(tmp_path / "v3", tmp_path / "v2", "v2").exit_code == 0
     restore.run(RestoreOptions(store, str(tmp_path / "out"), config=config), Silent())
-    ours, theirs = files_of(tmp_path / "v2"), files_of(tmp_path / "out")
+    ours, theirs = read_tree(tmp_path / "v2"), read_tree(tmp_path / "out")
     theirs.pop(".kafka_cleanshutdown")
     assert ours.keys() == theirs.keys()
     assert {p: d for p, d in ours.items() if "zstd" not in p} == {p: d for p, d in theirs.items() if "zstd" not in p}
@@ -108,7 +108,7 @@ def test_a_store_does_not_continue_with_a_converted_archive(
     made = CompactOptions(str(archive), str(store), now_ms=now_ms, config=parse_config(given), force=True)
     assert compact.run(made, Silent()).exit_code == 0
     run(archive, tmp_path / "v3", "v3")
-    before = files_of(store / "segments")
+    before = read_tree(store / "segments")
     with pytest.raises(UsageError, match="this store serves the archive"):
         compact.run(replace(made, archive=str(tmp_path / "v3")), Silent())
     archive.rename(tmp_path / "original")
@@ -119,7 +119,7 @@ def test_a_store_does_not_continue_with_a_converted_archive(
     assert all("or converted" in str(p) for p in report.problems)
     changed = {name for name in NAMES for p in cases[name].partitions if not name.startswith("v1")}
     assert {p.path.rpartition("-")[0].rpartition("/")[2] for p in report.problems} == changed
-    assert files_of(store / "segments") == before
+    assert read_tree(store / "segments") == before
 
 
 def test_damage_is_named_and_its_log_left_out(
@@ -140,7 +140,7 @@ def test_damage_is_named_and_its_log_left_out(
     assert missing == {str(log.relative_to(archive))}
 
 
-def test_what_would_be_overwritten_or_lies_inside_is_refused(archive: Path, tmp_path: Path) -> None:
+def test_output_inside_the_source_or_not_empty_is_refused(archive: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         run(archive, archive / "inside", "v3")
     (tmp_path / "full").mkdir()
@@ -159,4 +159,4 @@ def test_spark_writes_the_same_bytes(spark: object, archive: Path, tmp_path: Pat
     assert report.exit_code == 0
     assert report.work is not None
     assert report.work.spark
-    assert files_of(tmp_path / "spark") == files_of(tmp_path / "threads")
+    assert read_tree(tmp_path / "spark") == read_tree(tmp_path / "threads")

@@ -19,7 +19,7 @@ from tests.builders.damage import flip
 from tests.builders.errors import raises_kind
 from tests.builders.killed_conversions import CONFIG, in_child, run
 from tests.builders.steps import at_step, interrupt
-from tests.builders.trees import files_in, files_of
+from tests.builders.trees import files_in, read_tree
 from tests.golden import Case
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -55,7 +55,7 @@ def test_a_rerun_ends_what_was_killed(archive: Path, tmp_path: Path, request: py
 def test_conversion_with_other_options_or_changed_archive_is_refused(archive: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     assert in_child(archive, output, 60) == -1
-    before = files_of(output)
+    before = read_tree(output)
     with raises_kind(NOT_EMPTY, match=r"convert\.part of another conversion"):
         convert.run(ConvertOptions(str(archive), output=str(output), to="v2", config=CONFIG), Silent())
     log = files_in(archive, "**/none-tomb-0/*.log")[-1]
@@ -63,7 +63,7 @@ def test_conversion_with_other_options_or_changed_archive_is_refused(archive: Pa
     os.utime(log, ns=(times.st_mtime_ns + 10**9,) * 2)
     with raises_kind(NOT_EMPTY, match="changed"):
         run(archive, output)
-    assert files_of(output) == before
+    assert read_tree(output) == before
     os.utime(log, ns=(times.st_mtime_ns,) * 2)
     (output / "convert.part").write_bytes((output / "convert.part").read_bytes()[:30])  # killed while it was written
     assert run(archive, output).exit_code == 0
@@ -78,7 +78,7 @@ def test_a_log_that_could_not_be_read_is_read_again_by_the_rerun(archive: Path, 
     again = run(archive, output)
     assert [p.path for p in again.problems] == [str(log.relative_to(archive))]
     assert sum(p.kept for p in again.partitions) == len(files_in(output, "**/*.log"))
-    assert not any(path.endswith(".part") for path in files_of(output))
+    assert not any(path.endswith(".part") for path in read_tree(output))
     assert "kept of a run that was cut off" in again.to_text()
 
 

@@ -18,7 +18,7 @@ from lastkey.jobs.data_source.source import SOURCES, KafkaLog, arrow_schema
 from lastkey.jobs.errors import MissingPathError
 from lastkey.logformat.schemas import SPARK_COLUMNS
 from tests.builders.logs import START_MS, write_partition
-from tests.builders.sources import options_of, read
+from tests.builders.sources import parse_options, read
 from tests.golden import golden
 
 pytestmark = pytest.mark.spark
@@ -180,7 +180,7 @@ def test_invalid_schema(archive, columns, message):
     words = [column.split() for column in columns.split(", ") if column]
     schema = StructType([StructField(name, names[kind], not rest) for name, kind, *rest in words])
     with pytest.raises(UsageError, match=f"schema: {message}"):
-        arrow_schema(KafkaLog.columns, options_of("kafka_log", archive), schema)
+        arrow_schema(KafkaLog.columns, parse_options("kafka_log", archive), schema)
 
 
 def test_names_that_look_like_something_else(archive, tmp_path):
@@ -328,7 +328,7 @@ def test_damage_reaches_the_user(spark, tmp_path):
     assert rows[0].problem.path == str(log)
 
 
-def test_what_sparks_kafka_source_knows_is_taken(archive):
+def test_options_of_sparks_kafka_source_are_accepted(archive):
     """Options for connections to brokers have no effect; options that select records have Spark's meaning."""
     given = {
         "kafka.bootstrap.servers": "localhost:9092", "kafkaConsumer.pollTimeoutMs": "1", "failOnDataLoss": "false",
@@ -339,7 +339,7 @@ def test_what_sparks_kafka_source_knows_is_taken(archive):
     assert read("kafka_log", archive, assign='{"orders":[1],"users":[0]}', **given).num_rows == 5
 
 
-def test_nothing_here_talks_to_the_jvm():
+def test_data_source_does_not_use_the_jvm():
     ours, found_by_spark = [*(ROOT / "jobs" / "data_source").glob("*.py")], [*ROOT.glob("pyspark_*.py")]
     assert len(ours) > 5
     assert found_by_spark

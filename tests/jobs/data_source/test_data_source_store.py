@@ -18,8 +18,8 @@ from tests.builders.archives import HOUR, Lab, only_input, put
 from tests.builders.errors import raises_kind
 from tests.builders.logs import log_text, write_partition, write_segment
 from tests.builders.nights import run_nights
-from tests.builders.sources import BY_NAME, _Partition, options_of, read, tasks_of
-from tests.builders.stores import commit_with_files, manifest_of, row, run_id
+from tests.builders.sources import BY_NAME, _Partition, list_tasks, parse_options, read
+from tests.builders.stores import commit_with_files, manifest_segments, row, run_id
 from tests.golden import golden
 from tests.reference.log import decode_log
 
@@ -155,27 +155,27 @@ def test_generations_that_the_job_wrote(spark, tmp_path, tmp_path_factory):
     for topic, name in TOPICS.items():
         put(only_input(cases[name]), lab.archive / f"{topic}-0", segments=2, batches=2)
     lab.run(now)
-    planned = tasks_of("kafka_log", None, store=str(lab.store))
+    planned = list_tasks("kafka_log", None, store=str(lab.store))
     first = expected(lab, 1)
     for topic, name in TOPICS.items():
         put(only_input(cases[name]), lab.archive / f"{topic}-0")
     lab.run(now + 30 * HOUR, force=True)
-    options = options_of("kafka_log", None, store=str(lab.store))
+    options = parse_options("kafka_log", None, store=str(lab.store))
     schema = select_columns(BY_NAME["kafka_log"].columns, options)
     while_it_ran = [r for task in planned for b in read_task(options, schema, _Partition(task)) for r in b.to_pylist()]
-    assert rows_of(while_it_ran) == first
-    assert rows_of(read("kafka_log", None, store=str(lab.store), generation="1").to_pylist()) == first
+    assert comparable_rows(while_it_ran) == first
+    assert comparable_rows(read("kafka_log", None, store=str(lab.store), generation="1").to_pylist()) == first
     second = expected(lab, 2)
     assert second != first
-    assert rows_of(read("kafka_log", None, store=str(lab.store), splitBytes="3000").to_pylist()) == second
+    assert comparable_rows(read("kafka_log", None, store=str(lab.store), splitBytes="3000").to_pylist()) == second
     frame = spark.read.format("kafka_log").option("store", str(lab.store)).option("generation", "2").load()
     columns = "topic string, offset bigint, key binary, value binary"
     found = frame.select("topic", "offset", "key", "value")
     assert_df_equality(found, spark.createDataFrame(second, columns), ignore_row_order=True)
-    assert log_text(*[lab.path(s) for s in manifest_of(lab.state(), "s-plain", 0)][:1])
+    assert log_text(*[lab.path(s) for s in manifest_segments(lab.state(), "s-plain", 0)][:1])
 
 
-def rows_of(rows: list[dict]) -> list[tuple]:
+def comparable_rows(rows: list[dict]) -> list[tuple]:
     return sorted((r["topic"], r["offset"], r["key"], r["value"]) for r in rows)
 
 
@@ -183,7 +183,7 @@ def expected(lab: Lab, generation: int) -> list[tuple]:
     """Return the records of the manifest that the job's own state names, decoded by the reference."""
     out = []
     for topic in TOPICS:
-        for segment in manifest_of(lab.state(), topic, 0, generation):
+        for segment in manifest_segments(lab.state(), topic, 0, generation):
             for batch in decode_log(lab.path(segment).read_bytes()[: segment.size_bytes]):
                 if not batch.control:
                     out += [(topic, record.offset, record.key, record.value) for record in batch.records]

@@ -83,7 +83,7 @@ def micro_batches(stream: StreamReader, start: dict, limit=None) -> list[list[st
     return out
 
 
-def test_from_the_end_by_default(tmp_path):
+def test_new_stream_begins_at_the_end(tmp_path):
     """As Spark's Kafka source: a new stream begins at the latest offsets."""
     log = Growing(tmp_path / "archive" / "t-0", "a=1 b=2 | c=3")
     stream = reader(tmp_path / "archive")
@@ -180,7 +180,7 @@ def test_read_committed_waits_for_the_marker(tmp_path):
     assert micro_batches(stream, end) == [["3", "4"]]
 
 
-def test_what_is_lost_is_reported(tmp_path):
+def test_lost_offsets_are_reported(tmp_path):
     archive = tmp_path / "archive"
     write_partition(archive / "t-0", "a=1 | b=2 || c=3 || d=4")
     stream = reader(archive)
@@ -309,7 +309,7 @@ def test_a_log_that_ends_before_the_stream_is_read_on_from_its_end(tmp_path, asi
 
 
 @pytest.mark.parametrize("options", [{}, {"badRecords": "quarantine"}], ids=["strict", "quarantine"])
-def test_what_may_be_read_falls_while_the_log_is_there(tmp_path, monkeypatch, options):
+def test_high_watermark_falls_below_the_position_of_the_stream(tmp_path, monkeypatch, options):
     """After a broker's restart its high watermark may be below what the stream has read, and a copy may bring the
     snapshot that knows of an open transaction last. Nothing is gone: the stream waits.
     """

@@ -24,10 +24,10 @@ from tests.builders.erasures import (
     NOW,
     Erasures,
     erased_from,
+    erasure_rows,
+    find_keys,
     made,
-    places_of,
-    records_of,
-    table_of,
+    read_records,
     vacuumed,
     verified,
 )
@@ -41,15 +41,15 @@ T = TopicFilter(("t",))
 
 
 def keys_in(folder: Path) -> list[bytes | None]:
-    return [r.key for r in records_of(sorted(folder.rglob("*.log")))]
+    return [r.key for r in read_records(sorted(folder.rglob("*.log")))]
 
 
 def test_a_key_that_is_a_tombstone_alone(tmp_path: Path) -> None:
     world = made(tmp_path, "ann=- bob=1", "cem=1 | ann=-")
-    assert world.erase("ann").result == "older"
+    assert world.erase("ann").result == "vacuum_needed"
     assert [r.key for r in world.current()] == [b"bob", b"cem"]
     vacuumed(world)
-    assert places_of([b"ann"], world.lab.store) == []
+    assert find_keys([b"ann"], world.lab.store) == []
 
 
 def test_the_empty_key_is_none_of_those_without_key(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_other_jobs_read_and_write_the_store_without_the_key(spark: Any, tmp_pat
     lastkey.convert(store=store, to="v3", output=tmp_path / "converted", config=world.config, engine="threads")
     assert not any(b"ann" in path.read_bytes() for path in (tmp_path / "converted").rglob("*.log"))
     assert main(["export", "--store", store, "--format", "ndjson", "--output", str(tmp_path / "exported")]) == 0
-    assert places_of([b"ann", b"YW5u"], tmp_path / "exported") == []
+    assert find_keys([b"ann", b"YW5u"], tmp_path / "exported") == []
     assert verified(world) == []
     vacuumed(world)
     assert verified(world) == []
@@ -166,7 +166,7 @@ def put_log(world: Erasures, topic_id: UUID, *segments: str) -> None:
     assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
 
 
-def test_of_the_only_copy_of_other_offsets_the_way_out_is_said(tmp_path: Path) -> None:
+def test_hint_names_give_up_for_the_only_copy_of_other_offsets(tmp_path: Path) -> None:
     """Generations that vacuum deletes unasked need no --give-up."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1 dan=1", "eve=1")
     write_partition(world.lab.archive / "other-0", "ann=1 bob=1 || cem=1")
@@ -178,7 +178,7 @@ def test_of_the_only_copy_of_other_offsets_the_way_out_is_said(tmp_path: Path) -
     t_1 = f"t-0: erased: expected none of the keys in generation 1 (older), found 1 key; {asks}"
     t_2 = other.replace("other-0", "t-0").replace("generation 1", "generation 2")
     report = world.erase("ann")
-    assert (report.exit_code, report.result) == (0, "older")
+    assert (report.exit_code, report.result) == (0, "vacuum_needed")
     told = report.to_text().splitlines()
     assert [line for line in told if "not gone yet: " in line and "erased: " in line] == [
         f"not gone yet: {each}" for each in (other, t_1, t_2)
@@ -187,10 +187,10 @@ def test_of_the_only_copy_of_other_offsets_the_way_out_is_said(tmp_path: Path) -
     assert vacuumed(world).kept
     assert list(map(str, world.erase("ann", check=True).problems)) == [t_1]
     vacuumed(world, give_up=T)
-    assert world.erase("ann", check=True).result == "gone"
+    assert world.erase("ann", check=True).result == "erased"
 
 
-def test_what_vacuum_would_leave_is_never_said_to_be_deleted(tmp_path: Path) -> None:
+def test_report_does_not_promise_deletion_of_files_that_vacuum_keeps(tmp_path: Path) -> None:
     """Vacuum keeps the generations of partitions without erased records, and unknown folders."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1 dan=1", "eve=1")
     write_partition(world.lab.archive / "other-0", "ann=1 bob=1 || cem=1")
@@ -210,7 +210,7 @@ def test_what_vacuum_would_leave_is_never_said_to_be_deleted(tmp_path: Path) -> 
     for check in (True, False):
         report = world.erase("ann", check=check)
         assert any("gone-0" in line for line in map(str, report.remains.generations)), report.to_text()
-        assert report.result in ("older", "held")
+        assert report.result in ("vacuum_needed", "incomplete")
 
 
 def values(world: Erasures, key: bytes) -> list[bytes | None]:
@@ -229,8 +229,8 @@ def test_an_erasure_made_once_more_takes_what_came_to_a_log_that_is_away(tmp_pat
     with raises_kind(ERASED_RECORDS):
         restore.run(RestoreOptions(str(world.lab.store), str(tmp_path / "out"), generation=3), Silent())
     vacuumed(world, give_up=T)
-    assert world.erase("ann", check=True).result == "gone"
-    assert places_of([b"ann"], world.lab.store) == []
+    assert world.erase("ann", check=True).result == "erased"
+    assert find_keys([b"ann"], world.lab.store) == []
     generation = world.lab.state().checkpoints()["t", 0].generation
     world.erase("ann")
     assert world.lab.state().checkpoints()["t", 0].generation == generation
@@ -258,15 +258,15 @@ def test_an_erasure_while_the_log_is_empty(tmp_path: Path) -> None:
         path.unlink()
     (log / f"{0:020}.log").touch()
     assert world.compact(reset=T).exit_code == 0
-    assert world.erase("ann").result == "older"
+    assert world.erase("ann").result == "vacuum_needed"
     generation = world.lab.state().checkpoints()["t", 0].generation
-    assert world.erase("ann").result == "older"
+    assert world.erase("ann").result == "vacuum_needed"
     assert world.lab.state().checkpoints()["t", 0].generation == generation
     world.write()
     with raises_kind(ERASED_RECORDS):
         rollback.run(RollbackOptions(str(world.lab.store), 1), Silent())
     vacuumed(world, give_up=T)
-    assert places_of([b"ann"], world.lab.store) == []
+    assert find_keys([b"ann"], world.lab.store) == []
     assert world.compact().exit_code == 0
     assert values(world, b"ann") == [b"1"]  # new: it came after the erasure
 
@@ -328,7 +328,7 @@ def test_a_store_in_the_place_of_the_archive(tmp_path: Path) -> None:
     (tmp_path / "restored" / "t-0").rename(world.lab.archive / "t-0")
     assert world.compact().exit_code == 0
     assert [r.key for r in world.current()] == [b"bob", b"cem", b"dan", b"eve"]
-    assert world.erase("ann", check=True).result == "gone"
+    assert world.erase("ann", check=True).result == "erased"
     assert world.erase("ann").remains.archive == 0
 
 
@@ -356,7 +356,7 @@ def test_an_erasure_while_another_run_is_about_to_commit(tmp_path: Path, wait: b
             world.erase("ann")
         other.let_go()
         assert other.finish()[0] == 0
-        assert table_of(world.lab.store) == []
+        assert erasure_rows(world.lab.store) == []
     assert world.judge() == ""
 
 
@@ -382,16 +382,16 @@ def test_logs_that_take_turns(tmp_path: Path) -> None:
         assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
         assert b"ann" not in {r.key for r in world.current()}
     vacuumed(world, give_up=T)
-    assert places_of([b"ann"], world.lab.store) == []
+    assert find_keys([b"ann"], world.lab.store) == []
 
 
-def test_what_is_left_is_nothing(tmp_path: Path) -> None:
+def test_partition_without_remaining_records(tmp_path: Path) -> None:
     """A partition whose keys were all erased, and a partition with keyless records that compact does not select."""
     world = made(tmp_path, "ann=1 bob=1 | {pid=1} ann=2", "ann=3 | cem=1")
     write_partition(world.lab.archive / "plain-0", "-=1 ann=1 || {pid=2} -=2 ann=2 | bob=1")
     assert world.erase("ann", "bob", "cem").exit_code == 0
     assert world.current() == []
-    plain = [r for row in world.lab.state().current()[1]["plain", 0] for r in records_of([world.lab.path(row)])]
+    plain = [r for row in world.lab.state().current()[1]["plain", 0] for r in read_records([world.lab.path(row)])]
     assert [(r.offset, r.key) for r in plain] == [(0, None), (2, None)]
     assert verified(world) == []
     restore.run(RestoreOptions(str(world.lab.store), str(tmp_path / "restored")), Silent())
@@ -413,7 +413,7 @@ def test_tables_that_are_lost_and_made_again(tmp_path: Path) -> None:
     shutil.rmtree(world.lab.store / "state")
     rebuild_state.run(RebuildStateOptions(str(world.lab.store)), Silent())
     assert world.erase("ann").exit_code == 0
-    assert erased_from(world.lab.store) == before and len(table_of(world.lab.store)) == 1
+    assert erased_from(world.lab.store) == before and len(erasure_rows(world.lab.store)) == 1
     assert world.judge() == ""
 
 

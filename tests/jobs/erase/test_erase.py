@@ -35,10 +35,10 @@ from tests.builders.erasures import (
     SECRET,
     Erasures,
     erased_from,
+    erasure_rows,
+    find_keys,
     made,
-    places_of,
-    records_of,
-    table_of,
+    read_records,
     vacuumed,
     verified,
 )
@@ -71,7 +71,7 @@ def test_the_keys_go_and_all_else_stays(tmp_path: Path) -> None:
     archive = tree(world.lab.archive)
     before = world.current()
     report = world.erase("ann", by="letter of 3 May")
-    assert (report.exit_code, report.result) == (0, "older")
+    assert (report.exit_code, report.result) == (0, "vacuum_needed")
     after = world.current()
     assert after == [r for r in before if r.key != b"ann"]
     assert [r.key for r in before].count(b"ann") == report.erased.results[0].work.counters["dropped_erased"] == 2
@@ -85,15 +85,15 @@ def test_the_keys_go_and_all_else_stays(tmp_path: Path) -> None:
     assert (emptied.records, emptied.producer_id, emptied.base_sequence) == ((), 8, 0)
     assert tree(world.lab.archive) == archive
     assert verified(world) == []
-    (row,) = table_of(world.lab.store)
-    assert (row["job"], row["who"], row["result"]) == ("erase", "letter of 3 May", "older")
+    (row,) = erasure_rows(world.lab.store)
+    assert (row["job"], row["who"], row["result"]) == ("erase", "letter of 3 May", "vacuum_needed")
     assert (row["id"], row["keys"], row["found_current"], row["not_read"]) == (report.erasure, 1, 0, 0)
     assert erased_from(world.lab.store) == [("t-0", 1, 2, [12], 2, [[8, 9]])]
     assert vacuumed(world).exit_code == 0
-    assert places_of([b"ann"], world.lab.store) == []
-    assert world.erase("ann", check=True, no_archive=True).result == "gone"
-    told = [(r["job"], r["result"]) for r in table_of(world.lab.store)]
-    assert told == [("erase", "older"), ("erase --check", "gone")]
+    assert find_keys([b"ann"], world.lab.store) == []
+    assert world.erase("ann", check=True, no_archive=True).result == "erased"
+    told = [(r["job"], r["result"]) for r in erasure_rows(world.lab.store)]
+    assert told == [("erase", "vacuum_needed"), ("erase --check", "erased")]
 
 
 @pytest.mark.parametrize("recompress", [False, True])
@@ -111,7 +111,7 @@ def test_an_erasure_of_a_recompressed_store(tmp_path: Path, recompress: bool) ->
     rows = world.lab.state().current()[1]["t", 0]
     stored = {b.base_offset: b for row in rows for b in decode_log(world.lab.path(row).read_bytes())}
     report = world.erase("ann")
-    assert (report.exit_code, report.result) == (0, "older")
+    assert (report.exit_code, report.result) == (0, "vacuum_needed")
     assert world.current() == [r for r in before if r.key != b"ann"]
     rows = world.lab.state().current()[1]["t", 0]
     after = {b.base_offset: b for row in rows for b in decode_log(world.lab.path(row).read_bytes())}
@@ -124,7 +124,7 @@ def test_an_erasure_of_a_recompressed_store(tmp_path: Path, recompress: bool) ->
     assert any(r.key == b"ann" for batch in stored.values() for r in batch.records)
     assert verified(world) == []
     assert vacuumed(world).exit_code == 0
-    assert world.erase("ann", check=True, no_archive=True).result == "gone"
+    assert world.erase("ann", check=True, no_archive=True).result == "erased"
 
 
 def test_digest_equals_openssl(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert tree(world.root) == before
 
 
-def test_nothing_from_before_is_brought_back(tmp_path: Path) -> None:
+def test_no_command_brings_erased_records_back(tmp_path: Path) -> None:
     """Rollback, restore, readers of an older generation, and rebuild-state with a choice are refused."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     world.erase("ann")
@@ -333,11 +333,13 @@ def test_partitions_of_every_kind(tmp_path: Path) -> None:
     assert report.exit_code == 0, report.to_text()
     states = world.lab.state().current()
     assert sorted(states[0]) == [("gone", 0), ("new", 0), ("plain", 0), ("t", 0)]
-    held = {key: [r.key for row in rows for r in records_of([world.lab.path(row)])] for key, rows in states[1].items()}
+    held = {
+        key: [r.key for row in rows for r in read_records([world.lab.path(row)])] for key, rows in states[1].items()
+    }
     assert held["plain", 0] == [b"x", b"y"]
     assert held["gone", 0] == [b"bob", b"cem"]
     assert vacuumed(world).exit_code == 0
-    assert places_of([b"ann"], world.lab.store) == []
+    assert find_keys([b"ann"], world.lab.store) == []
 
 
 def test_a_current_generation_that_holds_keys_is_a_problem(tmp_path: Path) -> None:
@@ -349,14 +351,14 @@ def test_a_current_generation_that_holds_keys_is_a_problem(tmp_path: Path) -> No
     assert world.compact().exit_code == 0
     for options in ({}, {"check": True}):
         report = world.erase("ann", "bob", **options)
-        assert (report.exit_code, report.result) == (3, "held")
+        assert (report.exit_code, report.result) == (3, "incomplete")
         held = report.to_json()["problems"][0]
         assert (held["kind"], held["path"], held["found"]) == ("erased", "__mine-0", "2 keys")
         assert held["expected"] == "none of the keys in generation 1 (current)"
         assert held["hint"].endswith("erase --topics __mine")
         assert f"problem: {report.problems[0]}" in report.to_text().splitlines()
         assert report.to_json()["remains"]["generations"] == ["__mine-0: 1 (current)", "t-0: 1 (older)"]
-    assert [row["not_read"] for row in table_of(world.lab.store)] == [0, 0]
+    assert [row["not_read"] for row in erasure_rows(world.lab.store)] == [0, 0]
     assert [p.path for p in report.problems] == ["__mine-0", "t-0"]  # of a check, what vacuum deletes too
     assert world.erase("ann", "bob", topics=TopicFilter(("__mine",))).exit_code == 0
     vacuumed(world)
@@ -367,7 +369,7 @@ def test_a_current_generation_that_holds_keys_is_a_problem(tmp_path: Path) -> No
     assert next(p.hint for p in report.problems if p.kind == "erased").startswith("the partition is uncleanable")
 
 
-def test_what_only_may_be_a_key_is_distinguished(tmp_path: Path) -> None:
+def test_possible_keys_are_reported_apart_from_found_ones(tmp_path: Path) -> None:
     world = made(tmp_path, "customer-1=1 bob=1", "cem=1")
     (world.lab.folder() / "notes.txt").write_text("customer-10 and customer-20")
     problems = world.erase("customer-1", "customer-2", check=True, no_archive=True).problems
@@ -395,7 +397,7 @@ def test_below_the_log_start_and_above_the_high_watermark(tmp_path: Path) -> Non
     assert [r.offset for r in world.current() if r.key == b"ann"] == [4]
 
 
-def test_by_yield_nothing_hashed_stays(tmp_path: Path) -> None:
+def test_erasure_by_yield_keeps_no_hashes_of_keys(tmp_path: Path) -> None:
     """Key files and filters pass into no new generation, and go with the old ones."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1", defaults={"compaction.schedule": "yield"})
     for n in range(3):
@@ -406,20 +408,20 @@ def test_by_yield_nothing_hashed_stays(tmp_path: Path) -> None:
     vacuum.run(VacuumOptions(str(world.lab.store), grace_hours=0.0), Silent())
     left = [path for path in world.lab.store.rglob("*.filter") if not (path.parent / "hash.key").exists()]
     assert left  # vacuum left them for the current generation, which has their secret
-    assert world.erase("nobody", check=True, no_archive=True).result == "gone"
+    assert world.erase("nobody", check=True, no_archive=True).result == "erased"
     world.erase("ann")
     assert verified(world) == []
     vacuumed(world)
     assert not [p for kind in ("keys", "filter", "facts") for p in world.lab.store.rglob(f"*.{kind}")]
     assert not list(world.lab.store.rglob("hash.key"))
-    assert world.erase("ann", check=True, no_archive=True).result == "gone"
+    assert world.erase("ann", check=True, no_archive=True).result == "erased"
     world.grow("m=1", roll=True)
     world.compact(force=False)
     assert world.judge() == ""
     assert list(world.lab.store.rglob("*.filter"))
 
 
-def test_in_magic_3(tmp_path: Path) -> None:
+def test_erasure_in_magic_3(tmp_path: Path) -> None:
     """The rest of a batch in magic 3 that held the key is magic 2."""
     world = Erasures(tmp_path, dict(COMPACT))
     text = "ann=1 bob=1 | {codec=zstd} bob=2 cem=1 || ann=3 dan=1 | eve=1"
@@ -431,7 +433,7 @@ def test_in_magic_3(tmp_path: Path) -> None:
     assert verified(world) == []
     vacuumed(world)
     restore.run(RestoreOptions(str(world.lab.store), str(tmp_path / "out")), Silent())
-    kept = records_of(sorted((tmp_path / "out" / "t-0").glob("*.log")))
+    kept = read_records(sorted((tmp_path / "out" / "t-0").glob("*.log")))
     assert [r.key for r in kept] == [b"bob", b"cem", b"dan", b"eve"]
 
 
@@ -440,14 +442,14 @@ def test_tables_of_audits_go(spark: Any, tmp_path: Path) -> None:
     assert main(["audit", "keys", "--store", str(world.lab.store)]) == 0
     old = world.lab.store / "state" / "audit_failover"  # a table of an older version
     shutil.copytree(world.lab.store / "state" / "audit_keys", old)
-    assert places_of([b"ann"], old)
+    assert find_keys([b"ann"], old)
     report = world.erase("ann")
-    assert (report.result, report.remains.elsewhere > 0) == ("older", True)
+    assert (report.result, report.remains.elsewhere > 0) == ("vacuum_needed", True)
     dry = vacuumed(world, dry_run=True)
     assert {"state/audit_entries", "state/audit_failover"} < set(dry.audits)
-    assert places_of([b"ann"], world.lab.store / "state")
+    assert find_keys([b"ann"], world.lab.store / "state")
     vacuumed(world)
-    assert places_of([b"ann"], world.lab.store) == []
+    assert find_keys([b"ann"], world.lab.store) == []
 
 
 def test_spark_erases_the_same(spark: Any, tmp_path: Path) -> None:
@@ -463,7 +465,7 @@ def test_spark_erases_the_same(spark: Any, tmp_path: Path) -> None:
     assert verified(world) == []
 
 
-def test_in_a_bucket(tmp_path: Path) -> None:
+def test_erasure_in_a_bucket(tmp_path: Path) -> None:
     archive, store = f"{BUCKET}/archive", f"{BUCKET}/store"
     write_partition(tmp_path / "archive" / "t-0", "ann=1 bob=1 || cem=1 | ann=2")
     world = Erasures(tmp_path)
@@ -472,9 +474,9 @@ def test_in_a_bucket(tmp_path: Path) -> None:
         put(tmp_path / "archive", archive)
         compact.run(CompactOptions(archive, store, **given), Silent())
         report = erase.run(world.options("ann", store=store), Silent())
-        assert (report.exit_code, report.result) == (0, "older"), report.to_text()
+        assert (report.exit_code, report.result) == (0, "vacuum_needed"), report.to_text()
         assert vacuum.run(VacuumOptions(store, erased=True), Silent()).exit_code == 0
-        assert erase.run(world.options("ann", store=store, check=True, no_archive=True), Silent()).result == "gone"
+        assert erase.run(world.options("ann", store=store, check=True, no_archive=True), Silent()).result == "erased"
         root = open_root(f"{archive}/t-0")
         other = checkpoints.write_partition_metadata(UUID(int=5))
         write_file(root, "partition.metadata", other)
@@ -493,7 +495,7 @@ def spared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Erasures:
     world = made(tmp_path, "bob=1 cem=1", "ann=1 | ann=2 dan=1")
     monkeypatch.setattr("lastkey.udfs.compact.clean.deciders.mark_others", spare)
     report = world.erase("ann")
-    assert (report.result, report.exit_code) == ("held", 3)
+    assert (report.result, report.exit_code) == ("incomplete", 3)
     assert [r.offset for r in world.current() if r.key == b"ann"] == [2]
     return world
 

@@ -12,7 +12,7 @@ from lastkey.jobs import vacuum
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.store_options import VacuumOptions
 from tests.builders.archives import COMPACT
-from tests.builders.erasures import Erasures, erased_from, places_of, records_of, table_of
+from tests.builders.erasures import Erasures, erased_from, erasure_rows, find_keys, read_records
 from tests.builders.leases import expire_leases
 from tests.builders.logs import write_partition
 from tests.builders.stopping import start
@@ -49,7 +49,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def held(world: Erasures) -> dict[str, list[bytes | None]]:
     manifests = world.lab.state().current()[1]
-    return {key[0]: [r.key for r in records_of(map(world.lab.path, rows))] for key, rows in manifests.items()}
+    return {key[0]: [r.key for r in read_records(map(world.lab.path, rows))] for key, rows in manifests.items()}
 
 
 @pytest.mark.parametrize(("step", "nth", "done"), STEPS)
@@ -66,15 +66,15 @@ def test_a_killed_erasure(begun: Path, tmp_path: Path, step: str, nth: int, done
     assert run.finish()[0] == -signal.SIGKILL
     assert sum(b"ann" not in keys for keys in held(world).values()) == done
     assert all({b"bob", b"cem"} <= set(keys) for keys in held(world).values())
-    assert table_of(store) == []
+    assert erasure_rows(store) == []
     assert tree(world.lab.archive) == archive
     expire_leases(store)
     report = world.erase("ann")
-    assert (report.exit_code, report.result) == (0, "older"), report.to_text()
+    assert (report.exit_code, report.result) == (0, "vacuum_needed"), report.to_text()
     assert held(world) == {"t": [b"bob", b"cem"], "u": [b"bob", b"cem"]}
-    assert [row["job"] for row in table_of(store)] == ["erase"]
+    assert [row["job"] for row in erasure_rows(store)] == ["erase"]
     went = [(name, 1, 2, [4], 2, [[0, 0], [3, 3]]) for name in ("t-0", "u-0")]
     assert went == [row for row in erased_from(store) if row[0] in ("t-0", "u-0")]  # what the killed run did too
     vacuum.run(VacuumOptions(str(store), erased=True), Silent())
-    assert places_of([b"ann"], store) == []
-    assert world.erase("ann", check=True, no_archive=True).result == "gone"
+    assert find_keys([b"ann"], store) == []
+    assert world.erase("ann", check=True, no_archive=True).result == "erased"

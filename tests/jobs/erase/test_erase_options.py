@@ -13,7 +13,7 @@ import pytest
 import lastkey
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import TopicFilter
-from tests.builders.erasures import SECRET, made, table_of
+from tests.builders.erasures import SECRET, erasure_rows, made
 
 pytestmark = pytest.mark.slow
 
@@ -48,10 +48,10 @@ def piped(data: bytes) -> Iterator[str]:
 def test_the_python_api(tmp_path: Path) -> None:
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     report = lastkey.erase(world.lab.store, world.hmac_key, key=["ann", "bob"], by="a letter", config=world.config)
-    assert (report.exit_code, report.result, report.n_keys) == (0, "older", 2)
+    assert (report.exit_code, report.result, report.n_keys) == (0, "vacuum_needed", 2)
     assert isinstance(report, lastkey.EraseReport)
     assert [r.key for r in world.current()] == [b"cem"]
-    assert table_of(world.lab.store)[0]["who"] == "a letter"
+    assert erasure_rows(world.lab.store)[0]["who"] == "a letter"
     assert lastkey.erase(world.lab.store, world.hmac_key, key="ann", check=True, config=world.config).exit_code == 3
     with pytest.raises(TypeError, match="key: expected keys as text, or several of them"):
         lastkey.erase(world.lab.store, world.hmac_key, key=[b"ann"])

@@ -61,7 +61,7 @@ def searched(
     return sought, rows
 
 
-def nights_of(root: Path, seed: int) -> Nights:
+def draw_history(root: Path, seed: int) -> Nights:
     """Run some nights by yield over drawn records; leave a dead run, a rollback, and leftovers of a broker."""
     rng, nights = random.Random(seed), Nights(root)
     nights.settings["segment.bytes"] = 1000
@@ -101,7 +101,7 @@ def plainly_read(*roots: Path) -> list[tuple[str, int, bytes, bool]]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_every_record_of_every_generation_and_of_the_archive(tmp_path: Path, seed: int) -> None:
-    nights = nights_of(tmp_path, seed)
+    nights = draw_history(tmp_path, seed)
     store, archive = nights.lab().store, tmp_path / "archive"
     wanted = OTHERS[::2]
     sought, rows = searched(store, archive, wanted)
@@ -152,7 +152,7 @@ def _check_hashes(rows: list[dict[str, Any]], records: list[Any], store: Path, w
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a store and an archive that never held KEY."""
     root = tmp_path_factory.mktemp("clean")
-    nights_of(root, 1)
+    draw_history(root, 1)
     store = root / "store"
     for path in (store / "segments" / "t-0" / DEAD).glob("*.keys"):
         path.unlink()  # which is a problem of its own
@@ -162,7 +162,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def log_of(codec: int) -> bytes:
+def make_log(codec: int) -> bytes:
     return data_batch(5000, [(START_MS, KEY, b"v" * 300)], codec=codec).data
 
 
@@ -174,7 +174,7 @@ def _in_a_log(path: Callable[[Path], Path]) -> Callable[[Path], Path]:
     def plant(root: Path) -> Path:
         target = path(root)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(log_of(GZIP))
+        target.write_bytes(make_log(GZIP))
         return target
 
     return plant

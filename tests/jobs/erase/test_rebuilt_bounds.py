@@ -15,7 +15,7 @@ from lastkey.jobs.command.store_options import RebuildStateOptions
 from lastkey.jobs.errors import UNDECIDED, UsageError
 from lastkey.jobs.store.erasures import parse_bounds
 from lastkey.jobs.topics import TopicFilter
-from tests.builders.erasures import Erasures, made, places_of
+from tests.builders.erasures import Erasures, find_keys, made
 from tests.builders.errors import raises_kind
 from tests.builders.logs import TOPIC_ID, write_partition
 from tests.builders.steps import at_step, interrupt
@@ -57,11 +57,11 @@ def made_again(tmp_path: Path) -> Erasures:
     return world
 
 
-def test_who_asked_may_not_name_the_key(tmp_path):
+def test_requester_must_not_name_the_key(tmp_path):
     world = made(tmp_path, "customer-4711=1 bob=1", "cem=1")
     with pytest.raises(UsageError, match="--by: expected the requester, found one of the keys"):
         world.erase("customer-4711", by="customer-4711 asked on 3 May")
-    assert not places_of([b"4711 asked"], world.lab.store)
+    assert not find_keys([b"4711 asked"], world.lab.store)
     assert world.lab.state().checkpoints()["t", 0].erased is None
 
 

@@ -18,7 +18,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.erase.key_files import key_set
 from lastkey.jobs.errors import UsageError
 from tests.builders.archives import Lab
-from tests.builders.erasures import table_of
+from tests.builders.erasures import erasure_rows
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.trees import tree
 
@@ -50,11 +50,11 @@ def check(capsys: pytest.CaptureFixture[str], lab: Path, *words: object) -> tupl
     return code, json.loads(capsys.readouterr().out)
 
 
-def rows_of(proof: Path, kind: str) -> list[dict[str, Any]]:
+def proof_rows(proof: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in json.loads(proof.read_text()) if row["type"] == kind]
 
 
-def name_of(key: str) -> str:
+def key_digest(key: str) -> str:
     return hmac.digest(SECRET, key.encode(), hashlib.sha256).hex()
 
 
@@ -62,7 +62,7 @@ def test_keys_that_were_never_erased(lab: Path, capsys: pytest.CaptureFixture[st
     store, archive, proof = lab / "store", lab / "archive", lab / "proof.json"
     before = tree(store / "segments"), tree(archive)
     code, told = check(capsys, lab, "--key", THERE, "--key", GONE, "--proof", proof)
-    assert (code, told["result"]) == (3, "held")
+    assert (code, told["result"]) == (3, "incomplete")
     searched = told["searched"]
     # in the archive a value and a tombstone, in generation 1 the value, in generation 2 the tombstone
     assert searched["problems"] == [] and searched["summary"]["keys_found"] == 1
@@ -72,31 +72,31 @@ def test_keys_that_were_never_erased(lab: Path, capsys: pytest.CaptureFixture[st
         ("1", "older", 1),
         ("2", "current", 1),
     }
-    assert [k["key"] for k in searched["keys"]] == [f"#{name_of(THERE)[:16]}"]
-    found = rows_of(proof, "finding")
+    assert [k["key"] for k in searched["keys"]] == [f"#{key_digest(THERE)[:16]}"]
+    found = proof_rows(proof, "finding")
     assert {(r["generation"], r["state"], r["offset"], r["tombstone"], r["certainty"]) for r in found} == {
         (None, "", 0, False, "found"), (None, "", 2, True, "found"), (1, "older", 0, False, "found"),
         (2, "current", 2, True, "found"),
     }  # fmt: skip
-    assert {r["key"] for r in found} == {name_of(THERE)}
-    assert [r["key"] for r in rows_of(proof, "key")] == [name_of(THERE), name_of(GONE)]
-    [footer] = rows_of(proof, "footer")
+    assert {r["key"] for r in found} == {key_digest(THERE)}
+    assert [r["key"] for r in proof_rows(proof, "key")] == [key_digest(THERE), key_digest(GONE)]
+    [footer] = proof_rows(proof, "footer")
     assert footer["result"] == "found" and footer["rows"]["finding"] == 4
     assert searched["proof"] == {
         "path": str(proof), "sha256": hashlib.sha256(proof.read_bytes()).hexdigest(), "result": "found",
         "rows": footer["rows"]["file"] + 8,
     }  # fmt: skip
     assert (tree(store / "segments"), tree(archive)) == before  # it changes nothing but its table
-    assert [row["job"] for row in table_of(store)] == ["erase --check"]
+    assert [row["job"] for row in erasure_rows(store)] == ["erase --check"]
     code, told = check(capsys, lab, "--key", GONE)
-    assert (code, told["result"], told["problems"]) == (0, "gone", [])
+    assert (code, told["result"], told["problems"]) == (0, "erased", [])
 
 
 def test_a_proof_has_the_hash_of_each_searched_file(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     proof = lab / "proof.json"
     listed = {str(p) for root in (lab / "store", lab / "archive") for p in root.rglob("*") if p.is_file()}
     check(capsys, lab, "--key", GONE, "--proof", proof)
-    files = {f"{r['root']}/{r['path']}": r for r in rows_of(proof, "file")}
+    files = {f"{r['root']}/{r['path']}": r for r in proof_rows(proof, "file")}
     assert files.keys() == listed
     for path, row in files.items():
         expected = None if row["searched_as"] is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
@@ -110,7 +110,7 @@ def test_keys_are_named_by_hashes_alone(lab: Path, capsys: pytest.CaptureFixture
     code, told = check(capsys, lab, "--keys", keys, "--key-format", "hex", "--proof", proof)
     assert code == 3 and THERE not in json.dumps(told)
     assert THERE not in proof.read_text() and THERE.encode().hex() not in proof.read_text()
-    rows = table_of(lab / "store")
+    rows = erasure_rows(lab / "store")
     assert rows[0]["keys"] == 2
     assert THERE not in str(rows) and THERE.encode().hex() not in str(rows)
 
@@ -138,7 +138,7 @@ def test_key_in_damaged_bytes_is_not_reported_as_absent(lab: Path, capsys: pytes
     code, told = check(capsys, lab, "--key", GONE, "--proof", lab / "proof.json")
     assert (code, told["result"], told["searched"]["findings"]) == (3, "unknown", 0)
     assert [(p["kind"], p["path"]) for p in told["searched"]["problems"]] == [("crc", str(log))]
-    assert rows_of(lab / "proof.json", "footer")[0]["result"] == "unknown"
+    assert proof_rows(lab / "proof.json", "footer")[0]["result"] == "unknown"
 
 
 def test_missing_archive_counts_as_unread(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:

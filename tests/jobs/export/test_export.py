@@ -168,7 +168,7 @@ def test_a_generation_is_exported_and_older_ones_too(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_only_an_unfinished_export_of_the_same_is_begun_again(spark, archive, tmp_path):
+def test_only_an_unfinished_export_of_the_same_request_is_restarted(spark, archive, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / f"{MARK}.part").write_text("{")  # a run that was killed as it began
@@ -189,7 +189,7 @@ def test_only_an_unfinished_export_of_the_same_is_begun_again(spark, archive, tm
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
-def test_of_two_exports_at_once_into_a_bucket_the_newer_one_wins(archive, tmp_path, kind):
+def test_newer_of_two_concurrent_exports_into_a_bucket_wins(archive, tmp_path, kind):
     """On a disk a lock keeps the second one out; the mark decides in any place."""
     out = tmp_path / "out"
 

@@ -42,8 +42,8 @@ def drawn(spark, root: Path, rng: random.Random, nights: int) -> None:
     place.identify()
     is_open: list[set[int]] = [set(), set()]
     for night in range(nights):
-        anew = night > 0 and rng.random() < 0.15
-        if anew:  # the topic is deleted and made again
+        is_recreated = night > 0 and rng.random() < 0.15
+        if is_recreated:  # the topic is deleted and made again
             shutil.rmtree(place.archive)
             place.logs = [Log(log.folder) for log in place.logs]
             place.identify(UUID(int=rng.getrandbits(128)))
@@ -51,7 +51,7 @@ def drawn(spark, root: Path, rng: random.Random, nights: int) -> None:
         for log, pids in zip(place.logs, is_open, strict=True):
             log.roll()
             grow(log, pids, rng)
-        if not anew and rng.random() < 0.4:
+        if not is_recreated and rng.random() < 0.4:
             with damaged(rng.choice(place.logs), rng):
                 run_any(place)
                 if stood := place.stand():
@@ -152,7 +152,7 @@ def test_a_killed_run_changes_rows_and_offsets_or_neither(spark, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_only_control_records_and_unknown_keys_move_the_offsets(spark, tmp_path):
+def test_control_records_and_unknown_keys_only_move_the_offsets(spark, tmp_path):
     place = Place(tmp_path)
     place.identify(UUID(int=1))
     (log,) = place.logs
@@ -246,7 +246,7 @@ def test_another_run_meanwhile_is_a_conflict(spark, tmp_path):
         place.run()
 
 
-def test_what_does_not_go_with_latest(tmp_path):
+def test_options_that_exclude_latest(tmp_path):
     with pytest.raises(UsageError, match="needs --format delta"):
         job.run(ExportOptions("a", output="b", format="parquet", latest=True), Silent())
     with pytest.raises(UsageError, match="gives different keys different values"):

@@ -116,7 +116,7 @@ def test_generations_by_number_one_after_the_other(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_may_have_expired_or_been_deleted_is_named(spark, tmp_path):
+def test_note_names_keys_that_may_have_expired_or_been_deleted(spark, tmp_path):
     place = StorePlace(tmp_path)
     (log,) = place.logs
     close(log, "a=1 b=1")
@@ -192,13 +192,13 @@ def drawn(spark, root: Path, rng: random.Random, nights: int) -> None:
             place.verify(spark)
             shutil.rmtree(place.output / "t")
             place.run()
-            place.begins = [begin_of(place, n) for n in range(2)]
+            place.begins = [read_log_start(place, n) for n in range(2)]
         place.verify(spark)
         if rng.random() < 0.4:
             starts = {f"t-{n}": rng.choice([0, *log.bases]) for n, log in enumerate(place.logs)}
-            starts = {name: max(start, begin_of(place, int(name[2:]))) for name, start in starts.items()}
+            starts = {name: max(start, read_log_start(place, int(name[2:]))) for name, start in starts.items()}
             offset_checkpoint(place.archive / "log-start-offset-checkpoint", starts)
 
 
-def begin_of(place: StorePlace, number: int) -> int:
+def read_log_start(place: StorePlace, number: int) -> int:
     return place.lab.state().checkpoints()["t", number].log_start_offset

@@ -69,7 +69,7 @@ def test_offsets_and_times_of_the_example(capsys):
     assert largest["answer_timestamp"] == pc.max(held.column("timestamp_ms")).as_py()
 
 
-def test_all_partitions_of_topics_as_text(capsys):
+def test_text_lists_partitions_of_matching_topics(capsys):
     code, out, _ = run(capsys, ARCHIVE, "--topics", "users*", "--time", "2026-11-20T00:00Z")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines() if line.startswith("users")] == ["users-0", "users-1"]

@@ -174,7 +174,7 @@ def test_live_log_is_indexed_up_to_the_high_watermark(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_in_many_tasks_as_in_one(spark, archive, monkeypatch):
+def test_many_tasks_write_the_same_rows_as_one(spark, archive, monkeypatch):
     segments = [s for plan in archive_plans(str(archive), EVERY_TOPIC, []) for s in time_index._segments(plan)]
     here = time_index._frame(spark, segments)
     monkeypatch.setattr(time_index, "_TASK_BYTES", 1)

@@ -25,7 +25,7 @@ from tests.builders.damage import edit, flip
 from tests.builders.errors import raises_kind
 from tests.builders.logs import log_text, write_partition
 from tests.builders.replicas import CONFIG, FOLDER, compacted, run_merge
-from tests.builders.trees import files_in, files_of
+from tests.builders.trees import files_in, read_tree
 
 ROOT = Path(__file__).resolve().parents[3]
 LOG = "a=1 b=1 | a=2 | b=2 c=1 || {leader=1} a=3 | {leader=1} d=1 || {leader=1} a=4 | {leader=2} e=1 e=2"
@@ -66,10 +66,10 @@ def check(directory: Path) -> None:
 
 def test_equal_copies_are_copied_byte_for_byte(tmp_path: Path) -> None:
     of = copies(tmp_path)
-    before = files_of(tmp_path / "broker-1" / FOLDER)
+    before = read_tree(tmp_path / "broker-1" / FOLDER)
     report = run_merge(of, tmp_path / "out")
     assert report.exit_code == 0, report.to_text()
-    found = files_of(tmp_path / "out" / FOLDER)
+    found = read_tree(tmp_path / "out" / FOLDER)
     assert {name: data for name, data in found.items() if ".snapshot" not in name} == {
         name: data for name, data in before.items() if ".snapshot" not in name
     }
@@ -79,7 +79,7 @@ def test_equal_copies_are_copied_byte_for_byte(tmp_path: Path) -> None:
         (tmp_path / "out" / "recovery-point-offset-checkpoint").read_bytes(), ""
     ) == {("t", 0): 10}
     assert (tmp_path / "out" / ".kafka_cleanshutdown").exists()
-    assert files_of(tmp_path / "broker-1" / FOLDER) == before
+    assert read_tree(tmp_path / "broker-1" / FOLDER) == before
     check(tmp_path / "out")
 
 
@@ -267,13 +267,13 @@ def test_transactions_and_producers_are_rebuilt(tmp_path: Path) -> None:
         " || {pid=7 commit} | c=1"
     )
     of = copies(tmp_path, 2, log_of)
-    files = files_of(of[0] / FOLDER)
+    files = read_tree(of[0] / FOLDER)
     for path in [*of[0].rglob("*.txnindex"), *of[0].rglob("*.snapshot"), *of[1].rglob("*.txnindex")]:
         path.unlink()
     hurt(log(of[0], 1), 0)
     report = run_merge(of, tmp_path / "out")
     assert report.exit_code == 0, report.to_text()
-    found = files_of(tmp_path / "out" / FOLDER)
+    found = read_tree(tmp_path / "out" / FOLDER)
     for name, data in files.items():
         if name.endswith(".txnindex") and data:
             assert transaction_index.read(found[name], name).tolist() == transaction_index.read(data, name).tolist()
@@ -338,13 +338,13 @@ def test_aborted_data_without_its_marker_is_a_problem(tmp_path: Path) -> None:
 def test_a_leader_epoch_with_a_flipped_bit(tmp_path: Path) -> None:
     """No checksum covers it. Another copy has the batch; if none has, its epoch is that of the log around it."""
     of = copies(tmp_path, 2)
-    whole = files_of(of[1] / FOLDER)
+    whole = read_tree(of[1] / FOLDER)
     edit(log(of[0], 1), 12, (1 << 20).to_bytes(4, "big"))
     run_merge(of, tmp_path / "one")
-    assert files_of(tmp_path / "one" / FOLDER)[log(of[1], 1).name] == whole[log(of[1], 1).name]
+    assert read_tree(tmp_path / "one" / FOLDER)[log(of[1], 1).name] == whole[log(of[1], 1).name]
     edit(log(of[1], 1), 12, (1 << 22).to_bytes(4, "big"))
     report = run_merge(of, tmp_path / "two")
-    assert files_of(tmp_path / "two" / FOLDER)[log(of[1], 1).name] == whole[log(of[1], 1).name]
+    assert read_tree(tmp_path / "two" / FOLDER)[log(of[1], 1).name] == whole[log(of[1], 1).name]
     assert only(report).epochs_corrected == 1
 
 
@@ -487,7 +487,7 @@ def test_small_windows_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(job, "MergeSettings", lambda **given: MergeSettings(**given | {"window_batches": 1}))
     run_merge([one, other], tmp_path / "small")
-    assert files_of(tmp_path / "small") == files_of(tmp_path / "large")
+    assert read_tree(tmp_path / "small") == read_tree(tmp_path / "large")
 
 
 def test_segments_are_no_larger_than_those_of_the_copies(tmp_path: Path) -> None:
@@ -502,7 +502,7 @@ def test_segments_are_no_larger_than_those_of_the_copies(tmp_path: Path) -> None
 
 def test_the_example_is_what_its_script_makes(tmp_path: Path) -> None:
     make_replicas.make(ROOT / "examples" / "archive", tmp_path)
-    assert files_of(tmp_path) == files_of(ROOT / "examples" / "replicas")
+    assert read_tree(tmp_path) == read_tree(ROOT / "examples" / "replicas")
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -511,8 +511,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     code = cli.main(["merge", source, "--layout", "replicas", "--output", str(out), "--engine", "threads"])
     said = capsys.readouterr().out
     assert code == 0, said
-    whole = files_of(ROOT / "examples" / "archive" / "orders-0")
-    found = files_of(out / "orders-0")
+    whole = read_tree(ROOT / "examples" / "archive" / "orders-0")
+    found = read_tree(out / "orders-0")
     assert {name: data for name, data in found.items() if name.endswith(".log")} == {
         name: whole[name] for name in found if name.endswith(".log")
     }

@@ -55,7 +55,7 @@ def test_a_table_for_each_topic(given, capsys, tmp_path):
     code, text, _ = ran(capsys, *given(topics=TOPICS, broker=BROKER.format(id=1, hours=2)), "--json")
     assert code == DONE
     said = json.loads(text)
-    assert {one["topic"]: (one["settings"], one["left_out"]) for one in said["topics"]} == {
+    assert {one["topic"]: (one["settings"], one["ignored_settings"]) for one in said["topics"]} == {
         "keys": ({"cleanup.policy": "compact"}, ["retention.bytes"]),
         "orders": ({"cleanup.policy": "compact,delete", "retention.ms": 5000}, ["max.message.bytes"]),
         "plain": ({"cleanup.policy": "delete", "retention.ms": 7_200_000}, []),
@@ -205,7 +205,7 @@ def test_invalid_address(capsys, monkeypatch):
     assert "--bootstrap-server" in said and "Traceback" not in said
 
 
-def test_without_the_client_the_message_says_what_to_install(capsys, monkeypatch):
+def test_missing_client_error_names_the_package(capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "confluent_kafka.admin", None)
     code, _, said = ran(capsys, "--bootstrap-server", "127.0.0.1:1")
     assert code == ENVIRONMENT

@@ -35,7 +35,7 @@ from tests.builders.faults import Fault, faults
 from tests.builders.logs import START_MS, write_partition, write_segment
 from tests.builders.reindexed import BASES, END, TEXT, not_same, run
 from tests.builders.steps import at_step
-from tests.builders.trees import files_in, files_of, tree
+from tests.builders.trees import files_in, read_tree, tree
 from tests.golden import PASSES, case_names
 
 # Kinds of files that a broker did not make from the log as it is now
@@ -76,17 +76,17 @@ def test_a_sound_partition(root, sound):
 
 
 def test_everything_from_the_logs_alone(root):
-    good = files_of(root)
+    good = read_tree(root)
     for path in (root / "t-0").iterdir():
         if path.suffix != ".log" and path.name != "partition.metadata":
             path.unlink()
     report = run(root, "output")
     rebuilt = {path: data for path, data in good.items() if not path.endswith((".log", "partition.metadata"))}
-    assert files_of(root.parent / "output") == rebuilt
+    assert read_tree(root.parent / "output") == rebuilt
     assert report.exit_code == DONE
     assert set(not_same(report).values()) == {("rebuilt", "missing")}
     run(root, "in_place")
-    assert files_of(root) == good
+    assert read_tree(root) == good
 
 
 # -- damage
@@ -241,10 +241,10 @@ def test_damage_is_named_and_put_right(file, reason, damage, root, sound, monkey
     assert found.bytes == (sound / "t-0" / file).stat().st_size
 
     written = run(root, "output")
-    expected = {p: data for p, data in files_of(sound).items() if not p.endswith((".log", "partition.metadata"))}
+    expected = {p: data for p, data in read_tree(sound).items() if not p.endswith((".log", "partition.metadata"))}
     if file != EPOCHS:
         del expected[f"t-0/{EPOCHS}"]  # it is rebuilt only where it is lost
-    assert files_of(root.parent / "output") == expected
+    assert read_tree(root.parent / "output") == expected
     assert not_same(written) == {file: ("rebuilt", reason)}
     assert tree(root) == before
 
@@ -255,7 +255,7 @@ def test_damage_is_named_and_put_right(file, reason, damage, root, sound, monkey
         assert tree(root) == before
         return
     assert not_same(report) == {file: ("rebuilt", reason)}
-    assert files_of(root) == files_of(sound)
+    assert read_tree(root) == read_tree(sound)
     after = tree(root)
     changed = {p for p in after if p not in before or after[p] != before[p]}
     assert f"t-0/{file}" in changed <= {"t-0", f"t-0/{file}"}
@@ -294,7 +294,7 @@ def test_damaged_log_between_intact_ones(root):
     (root / "t-0" / segment_file(10, "timeindex")).unlink()
     (root / "t-0" / segment_file(10, "snapshot")).unlink()
     (root / "t-0" / EPOCHS).unlink()
-    before = {p: data for p, data in files_of(root).items() if p.endswith(".log")}
+    before = {p: data for p, data in read_tree(root).items() if p.endswith(".log")}
     report = run(root, "in_place")
     assert report.exit_code == PROBLEMS
     told = not_same(report)
@@ -311,7 +311,7 @@ def test_damaged_log_between_intact_ones(root):
             assert f.expected.startswith("checksum 0x")
             assert f.found.startswith("0x")
     assert f"impossible: t-0/{INDEX}: crc at byte {position} of t-0/{log.name}: expected checksum" in report.to_text()
-    assert {p: data for p, data in files_of(root).items() if p.endswith(".log")} == before
+    assert {p: data for p, data in read_tree(root).items() if p.endswith(".log")} == before
     assert run(root).exit_code == PROBLEMS
 
 
@@ -328,9 +328,9 @@ def test_reading_continues_from_the_snapshot_after_a_damaged_log(root, sound):
         TXN: ("rebuilt", "missing"), segment_file(END, "snapshot"): ("rebuilt", "missing"),
     }  # fmt: skip
     assert any(SNAPSHOT in note and "kept as it is" in note for p in report.partitions for note in p.notes)
-    good = files_of(sound)
+    good = read_tree(sound)
     del good[f"t-0/{INDEX}"]
-    found = files_of(root)
+    found = read_tree(root)
     assert found.pop(f"t-0/{segment_file(5, 'log')}") != good.pop(f"t-0/{segment_file(5, 'log')}")
     assert found == good
 
@@ -470,7 +470,7 @@ def test_an_index_that_cannot_be_read_is_no_fault_of_the_log(root, sound, tmp_pa
     with faults(tmp_path, Fault("read", f"*/{INDEX}", times=None, error="EIO")):
         report = run(root, "in_place")
     assert not_same(report) == {INDEX: ("rebuilt", "wrong")}
-    assert files_of(root) == files_of(sound)
+    assert read_tree(root) == read_tree(sound)
 
 
 def test_a_full_disk_is_the_environment(root, capsys):
@@ -486,7 +486,7 @@ def test_a_full_disk_is_the_environment(root, capsys):
     assert not list((root / "t-0").glob("*.tmp"))
 
 
-def test_what_is_read_back_wrong_is_not_put_in_place(root):
+def test_files_that_read_back_wrong_are_not_put_in_place(root):
     (root / "t-0" / INDEX).write_bytes(b"x")
     with at_step("side file flushed", lambda: flip(next((root / "t-0").glob(f"{INDEX}.*")), 0)):
         report = run(root, "in_place")
@@ -494,13 +494,13 @@ def test_what_is_read_back_wrong_is_not_put_in_place(root):
     assert (root / "t-0" / INDEX).read_bytes() == b"x"
 
 
-def test_what_a_killed_run_left_is_removed(root, sound):
+def test_leftovers_of_a_killed_run_are_removed(root, sound):
     left = root / "t-0" / (INDEX + reindex_write.LEFTOVER)
     left.write_bytes(b"half")
     report = run(root, "in_place")
     assert not left.exists()
     assert any("removed 1 file that a killed run left" in n for p in report.partitions for n in p.notes)
-    assert files_of(root) == files_of(sound)
+    assert read_tree(root) == read_tree(sound)
 
 
 # -- a broker
@@ -543,7 +543,7 @@ def test_a_directory_that_a_broker_holds_is_refused_in_place(held, capsys):
     assert tree(held) == before
 
 
-def test_of_a_log_that_a_broker_holds_only_what_is_below_the_high_watermark(held):
+def test_log_of_a_running_broker_is_read_up_to_the_high_watermark(held):
     (held / "replication-offset-checkpoint").write_text("0\n1\nt 0 12\n")
     (held / "t-0" / segment_file(10, "index")).write_bytes(bytes(800))
     (held / "t-0" / INDEX).write_bytes(bytes(800))
@@ -563,7 +563,7 @@ def test_of_a_log_that_a_broker_holds_only_what_is_below_the_high_watermark(held
     }
 
 
-def test_while_files_are_replaced_no_broker_can_start_and_no_second_run(root):
+def test_replacing_files_locks_out_brokers_and_other_runs(root):
     lock = root / ".lock"
     lock.write_bytes(b"")
     with locked([root]):
@@ -587,7 +587,7 @@ def test_broker_that_ends_before_the_lock_is_taken(before, root, tmp_path, monke
 
     monkeypatch.setattr(reindex, "locked", come_and_go)
     report = run(archive, "in_place")
-    assert files_of(archive) == files_of(root)
+    assert read_tree(archive) == read_tree(root)
     assert (not_same(report), report.partitions[0].segments) == ({}, len(BASES))
 
 
@@ -687,14 +687,14 @@ def test_the_same_partition_in_two_places_is_not_touched(root, tmp_path):
 
 @pytest.mark.parametrize("skip_crc", [False, True])
 def test_skip_crc_gives_the_same_and_passes_over_a_checksum(root, skip_crc):
-    good = files_of(root)
+    good = read_tree(root)
     for kind in ("index", "timeindex", "txnindex", "snapshot"):
         for path in files_in(root / "t-0", f"*.{kind}"):
             path.unlink()
     _flip(root / "t-0" / segment_file(5, "log"), 70)
     report = run(root, "in_place", skip_crc=skip_crc)
     assert report.exit_code == (DONE if skip_crc else PROBLEMS)
-    found = files_of(root)
+    found = read_tree(root)
     del found[f"t-0/{segment_file(5, 'log')}"]
     if skip_crc:
         assert found == {path: data for path, data in good.items() if path in found}
@@ -717,7 +717,7 @@ def test_time_index_at_the_minute(tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_with_spark_it_is_the_same(spark, root, monkeypatch):
+def test_spark_writes_the_same_files_as_threads(spark, root, monkeypatch):
     for path in files_in(root / "t-0", "*index"):
         path.unlink()
     alone = run(root, "output")
@@ -726,7 +726,7 @@ def test_with_spark_it_is_the_same(spark, root, monkeypatch):
     report = run(root, "output", output=str(root.parent / "second"), engine="spark")
     assert report.work.tasks and not alone.work.tasks
     assert [p.files for p in report.partitions] == [p.files for p in alone.partitions]
-    assert files_of(root.parent / "output") == files_of(root.parent / "second")
+    assert read_tree(root.parent / "output") == read_tree(root.parent / "second")
 
 
 # -- what real brokers wrote
@@ -738,7 +738,7 @@ def _config(case):
 
 
 @pytest.mark.parametrize("case", case_names())
-def test_of_a_brokers_own_files_nothing_misleads(case, cases):
+def test_intact_files_of_a_broker_have_no_findings(case, cases):
     folders = [cases[case].folder / "input", *(cases[case].folder / f"expected{n}" for n in PASSES)]
     for folder in folders:
         report = run(folder, config=_config(cases[case]))
@@ -749,15 +749,15 @@ def test_of_a_brokers_own_files_nothing_misleads(case, cases):
 
 
 @pytest.mark.parametrize("case", case_names())
-def test_what_a_broker_wrote_comes_from_its_logs_alone(case, cases, tmp_path):
+def test_files_of_a_broker_are_rebuilt_from_its_logs_alone(case, cases, tmp_path):
     for partition in cases[case].partitions:
         shutil.copytree(cases[case].input(partition), tmp_path / "archive" / partition)
-    expected = files_of(tmp_path / "archive")
+    expected = read_tree(tmp_path / "archive")
     for path in expected:
         if not path.endswith((".log", "partition.metadata")):
             (tmp_path / "archive" / path).unlink()
     assert run(tmp_path / "archive", "output", config=_config(cases[case])).exit_code == DONE
-    made = files_of(tmp_path / "output")
+    made = read_tree(tmp_path / "output")
     expected = {p: data for p, data in expected.items() if not p.endswith((".log", "partition.metadata"))}
     assert set(made) <= set(expected)
     differ, lost = set(), {path.rpartition(".")[2] for path in set(expected) - set(made)}

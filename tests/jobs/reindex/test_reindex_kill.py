@@ -15,7 +15,7 @@ from tests.builders.logs import write_partition
 from tests.builders.reindexed import TEXT, not_same
 from tests.builders.reindexed import run as reindex
 from tests.builders.stopping import start, tracebacks, wait_until_gone
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def broken(tmp_path_factory):
     root = tmp_path_factory.mktemp("broken") / "archive"
     write_partition(root / "t-0", TEXT, index_interval_bytes=0)
     (root / ".lock").write_bytes(b"")
-    good = files_of(root)
+    good = read_tree(root)
     for path in (root / "t-0").iterdir():
         if path.suffix != ".log" and path.name != "partition.metadata":
             path.write_bytes(OLD)
@@ -56,7 +56,7 @@ def test_a_kill_leaves_each_file_old_or_new(broken, step, nth, tmp_path):
     assert run.finish()[0] == -signal.SIGKILL
     _check_old_or_new(root, good)
     assert reindex(root, "in_place").exit_code == DONE
-    assert files_of(root) == good
+    assert read_tree(root) == good
     assert not_same(reindex(root)) == {}
 
 
@@ -88,7 +88,7 @@ def test_a_kill_with_spark_leaves_each_file_old_or_new(broken, who, step, nth, t
         assert error["kind"] == {"worker": "WorkerEndedError", "JVM": "JvmEndedError"}[who], error
     _check_old_or_new(root, good)
     assert reindex(root, "in_place").exit_code == DONE
-    assert files_of(root) == good
+    assert read_tree(root) == good
     assert not_same(reindex(root)) == {}
 
 
@@ -99,7 +99,7 @@ def _arguments(root, tmp_path, engine="threads"):
 
 
 def _check_old_or_new(root, good):
-    found = files_of(root)
+    found = read_tree(root)
     left = {path for path in found if path.endswith(LEFTOVER)}
     assert set(found) - left == set(good)
     for path in set(good):
@@ -127,7 +127,7 @@ def test_interrupted_run_reports_its_leftovers(broken, mode, said, tmp_path):
     if mode == "--in-place":
         _check_old_or_new(root, good)
         assert reindex(root, "in_place").exit_code == DONE
-        assert files_of(root) == good
+        assert read_tree(root) == good
     else:
         assert f"remove {output}, or give another --output, and run again" in err
-        assert files_of(root) == files_of(source)
+        assert read_tree(root) == read_tree(source)

@@ -29,7 +29,7 @@ from tests.builders.damage import build
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.pages import needs_nothing_else
 from tests.builders.profiles import HOSTILE, a_segment, large, many
-from tests.builders.trees import files_in, files_of
+from tests.builders.trees import files_in, read_tree
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def test_the_page_of_an_archive(archive):
     assert "t-1" in report.to_text() and "report.html" in report.to_text()
 
 
-def test_what_a_reader_wants_to_know_first(archive):
+def test_page_begins_with_the_most_important_facts(archive):
     """The one partition to begin with, keys by their text, axes with names, Kafka's own topics apart."""
     write_partition(archive / "__transaction_state-0", "k=1 k=2 || k=3")
     write_partition(archive / "t-2", "日本=1 a=1 || 日本=2")  # a script that few fonts have
@@ -86,7 +86,7 @@ def test_what_a_reader_wants_to_know_first(archive):
     assert "__transaction_state-0 k" not in text  # no hot key
 
 
-def test_what_retention_would_take_is_said(archive):
+def test_report_shows_what_retention_would_delete(archive):
     config = parse_config({"topics": {"plain": {"cleanup.policy": "delete", "retention.bytes": 0}}})
     report = archive_report.run(options(archive, config=config), Silent())
     said = "1 segment by size (2 records, "
@@ -96,7 +96,7 @@ def test_what_retention_would_take_is_said(archive):
     assert [(one["reason"], one["segments"]) for one in plain["expiring"]] == [("size", 1)]
 
 
-def test_nothing_to_gain_is_not_said(archive):
+def test_report_omits_zero_savings(archive):
     report = archive_report.run(options(archive, topics=TopicFilter(("plain",))), Silent())
     assert report.exit_code == 0
     assert "Most to gain" not in (archive.parent / "report.html").read_text()
@@ -171,13 +171,13 @@ def test_the_command_writes_a_page_and_refuses_a_folder(archive):
 
 @pytest.mark.parametrize("inside", ["t-0/00000000000000000000.log", "page.html", "new/page.html", "t-0/../page.html"])
 def test_no_page_is_written_into_the_archive(archive, inside):
-    before = files_of(archive)
+    before = read_tree(archive)
     with pytest.raises(UsageError, match="lies in the archive"):
         archive_report.run(options(archive, output=str(archive / inside)), Silent())
     (archive.parent / "beside").symlink_to(archive)
     with pytest.raises(UsageError, match="lies in the archive"):
         archive_report.run(options(archive, output=str(archive.parent / "beside" / inside)), Silent())
-    assert files_of(archive) == before
+    assert read_tree(archive) == before
 
 
 def test_an_output_that_cannot_be_is_reported_before_anything_is_read(archive, monkeypatch):
@@ -246,7 +246,7 @@ def test_missing_topic_is_reported_with_the_nearest_name(archive):
 def test_times_that_cannot_be_have_a_page(tmp_path):
     write_partition(tmp_path / "a/t-0", f"a=1~-1 b=2~{2**62} c=3~0 d=4~253402300799999 || e=1~-5")
     report = archive_report.run(options(tmp_path / "a"), Silent())
-    assert report.total("without_time") == 3
+    assert report.total("without_timestamp") == 3
     needs_nothing_else((tmp_path / "report.html").read_text())
 
 

@@ -12,7 +12,7 @@ import pytest
 from lastkey.jobs.command import cli
 from lastkey.logformat.side_files import producer_snapshot
 from tests.builders.logs import START_MS, write_partition
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 
 _CONFIG = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n"index.interval.bytes" = 0\n'
 _LOG = "a=1 b=2 | {pid=7 txn} d=1 e=1 | {pid=7 abort} | a=3 || c=1 a=4 | b=5 || c=2"
@@ -83,7 +83,7 @@ def test_a_file_that_no_run_wrote_is_not_restored(made: Path, tmp_path: Path) ->
     shutil.copy(index, folder / f"{9:020}.txnindex")
     (folder / f"{5:020}.snapshot").write_bytes(b"")
     _run("restore", "--store", str(tmp_path / "store"), "--output", str(tmp_path / "after"))
-    assert files_of(tmp_path / "after") == files_of(tmp_path / "before")
+    assert read_tree(tmp_path / "after") == read_tree(tmp_path / "before")
 
 
 def test_a_forced_run_makes_new_ones(made: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_forced_run_makes_new_ones(made: Path, tmp_path: Path) -> None:
         (folder / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if data else b"\0")
     _run("compact", str(made / "archive"), "--store", str(root / "store"), *_how(made), "--force")
     _run("restore", "--store", str(root / "store"), "--output", str(root / "after"))
-    assert files_of(root / "after") == files_of(out)
+    assert read_tree(root / "after") == read_tree(out)
     _run("verify", "--store", str(root / "store"))
 
 
@@ -111,4 +111,4 @@ def test_a_forced_run_believes_no_other_whole_snapshot(made: Path, tmp_path: Pat
         path.write_bytes(none)
     _run("compact", str(made / "archive"), "--store", str(root / "store"), *_how(made), "--force")
     _run("restore", "--store", str(root / "store"), "--output", str(root / "after"))
-    assert files_of(root / "after") == files_of(root / "before")
+    assert read_tree(root / "after") == read_tree(root / "before")

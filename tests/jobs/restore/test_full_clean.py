@@ -14,7 +14,7 @@ from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
 from tests.builders.archives import Lab
 from tests.builders.errors import raises_kind
 from tests.builders.nights import BY_YIELD, NIGHTS, run_nights
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -63,10 +63,10 @@ def test_full_clean_leaves_a_broker_nothing_to_clean_again(lab: Lab) -> None:
     assert {row.cleaned for row in _rows(lab)} == {True}
     keys = [record.key for batch in lab.batches(_rows(lab)) for record in batch.records]
     assert len(keys) == len(set(keys))
-    stored = files_of(lab.store)
+    stored = read_tree(lab.store)
     again = lastkey.restore(lab.store, lab.root / "again", full_clean=True, config=THREADS)
     assert [p.generation for p in again.partitions] == [before.generation + 1]
-    assert files_of(lab.store) == stored, "there was nothing to clean"
+    assert read_tree(lab.store) == stored, "there was nothing to clean"
     assert again.notes == []
 
 
@@ -80,14 +80,14 @@ def test_full_clean_takes_the_settings_of_the_last_run_unless_the_topic_has_its_
     assert last.settings == (wanted if named else before.settings)
 
 
-def test_only_topics_that_need_it_are_cleaned(lab: Lab) -> None:
+def test_full_clean_selects_only_topics_that_need_it(lab: Lab) -> None:
     clean = run_nights(lab.root, NIGHTS[:1], topic="clean")
     settings = THREADS | {"topics": {"*": BY_YIELD}}
     lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=settings)
     assert {key[0]: row.generation for key, row in clean.state().checkpoints().items()} == {"clean": 1, "t": 5}
 
 
-def test_nothing_is_restored_if_a_partition_cannot_be_cleaned(lab: Lab) -> None:
+def test_uncleanable_partition_prevents_the_restore(lab: Lab) -> None:
     row = next(row for row in _rows(lab) if row.root == "store" and row.records)
     data = lab.path(row).read_bytes()
     lab.path(row).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))

@@ -27,7 +27,7 @@ from lastkey.udfs.storage import Root
 from tests.builders.archives import put
 from tests.builders.errors import raises_kind
 from tests.builders.formats import as_v3
-from tests.builders.trees import files_in, files_of
+from tests.builders.trees import files_in, read_tree
 from tests.golden import Case
 from tests.reference import log
 from tests.reference.log import decode_log
@@ -61,7 +61,7 @@ def stored(archive: Path, work: Path, now_ms: int) -> RestoreReport:
 def contents(folder: Path) -> dict[str, object]:
     """Return the files of a log directory; of logs that a codec writes in another way here, the batches."""
     out: dict[str, object] = {}
-    for path, data in files_of(folder).items():
+    for path, data in read_tree(folder).items():
         if "txn-zstd" in path and path.endswith(".log"):
             out[path] = decode_log(data)
         elif not ("txn-zstd" in path and path.endswith("index") and not path.endswith("txnindex")):
@@ -69,7 +69,7 @@ def contents(folder: Path) -> dict[str, object]:
     return out
 
 
-def magics_of(data: bytes) -> str:
+def list_magics(data: bytes) -> str:
     """Return the magics in a log, by the fields that stand at the same place in every one."""
     found, at = set(), 0
     while at < len(data):
@@ -87,7 +87,7 @@ def archive(cases: dict[str, Case], tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_what_is_restored_is_that_of_a_store_in_magic_2(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
+def test_restore_of_magic_3_equals_that_of_magic_2(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
     """Two runs for an archive in each format; the last segment remains in the archive."""
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
     plain = stored(archive, tmp_path / "v2", now_ms)
@@ -112,7 +112,7 @@ def test_the_manifest_says_which_segments_become_magic_2(
     rows = [row for rows in load_manifests(tables, choose(tables, EVERY_TOPIC, None)).values() for row in rows]
     for row in rows:
         root = tmp_path / "store" if row.root == "store" else newer
-        assert row.magics == magics_of((root / row.path).read_bytes()[: row.size_bytes])
+        assert row.magics == list_magics((root / row.path).read_bytes()[: row.size_bytes])
     assert {"2", "3"} <= {row.magics for row in rows}
 
     walked: list[str] = []
@@ -131,7 +131,7 @@ def test_the_manifest_says_which_segments_become_magic_2(
     monkeypatch.setattr(restore, "load_manifests", older)
     again = restore.run(RestoreOptions(str(tmp_path / "store"), str(tmp_path / "walked")), Silent())
     assert len(walked) == len(rows)
-    assert files_of(tmp_path / "walked") == files_of(tmp_path / "told") == files_of(tmp_path / "out")
+    assert read_tree(tmp_path / "walked") == read_tree(tmp_path / "told") == read_tree(tmp_path / "out")
     assert [p.converted for p in again.partitions] == [p.converted for p in restored.partitions]
 
 

@@ -33,7 +33,7 @@ from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
 from lastkey.udfs.storage import open_root
 from tests.builders.errors import raises_kind
 from tests.builders.stores import MTIME_MS, StoreMaker
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -67,13 +67,13 @@ def _checkpoint(folder, name):
 
 
 def test_the_current_generation_with_every_side_file(two_generations):
-    before = files_of(two_generations.folder)
+    before = read_tree(two_generations.folder)
     report = _restore(two_generations)
     out = two_generations.folder / "out"
     assert {
-        path: data for path, data in files_of(two_generations.folder).items() if not path.startswith("out/")
+        path: data for path, data in read_tree(two_generations.folder).items() if not path.startswith("out/")
     } == before
-    logs = {path: data for path, data in files_of(out).items() if path.endswith(".log")}
+    logs = {path: data for path, data in read_tree(out).items() if path.endswith(".log")}
     assert logs == {
         "t-0/00000000000000000000.log": B,
         "t-0/00000000000000000100.log": B,
@@ -106,7 +106,7 @@ def test_the_current_generation_with_every_side_file(two_generations):
 
 def test_an_older_generation_and_a_glob(two_generations):
     report = _restore(two_generations, generation=1, topics=TopicFilter(("t*",)))
-    logs = [data for path, data in files_of(two_generations.folder / "out").items() if path.endswith(".log")]
+    logs = [data for path, data in read_tree(two_generations.folder / "out").items() if path.endswith(".log")]
     assert logs == [A, B, C]
     assert [p.generation for p in report.partitions] == [1]
     with pytest.raises(UsageError, match=r"no topic of .* matches x; there are t, u"):
@@ -195,9 +195,9 @@ def test_a_time_as_it_is_typed(three_days, capsys):
 
 
 def test_a_generation_of_before_a_reset(two_generations):
-    two_generations.generation("t", 0, 3, {0: A}, anew=True)
+    two_generations.generation("t", 0, 3, {0: A}, reset=True)
     report = _restore(two_generations, generation=2, topics=TopicFilter(("t",)))
-    logs = [data for path, data in files_of(two_generations.folder / "out").items() if path.endswith(".log")]
+    logs = [data for path, data in read_tree(two_generations.folder / "out").items() if path.endswith(".log")]
     assert logs == [B, B, C]
     assert any(
         "t-0: generation 2 is from before the --reset that started over with generation 3" in n for n in report.notes
@@ -224,7 +224,7 @@ def test_an_archive_that_has_moved(two_generations):
     assert len(_restore(two_generations, archive=str(moved)).partitions) == 2
 
 
-def test_what_the_archive_holds_and_the_store_does_not(two_generations):
+def test_report_lists_archive_records_beyond_the_store(two_generations):
     two_generations.archived("t", 0, 300, A)
     two_generations.archived("new", 0, 0, B)
     report = _restore(two_generations)
@@ -241,7 +241,7 @@ def test_an_output_that_holds_something_is_refused(two_generations):
     (out / "mine").write_text("x")
     with raises_kind(NOT_EMPTY, match="mine"):
         _restore(two_generations)
-    assert files_of(out) == {"mine": b"x"}
+    assert read_tree(out) == {"mine": b"x"}
     with raises_kind(NOT_EMPTY, match="a file"):
         _restore(two_generations, output=str(out / "mine"))
 
@@ -259,7 +259,7 @@ def test_a_damaged_file_leaves_no_half_output(two_generations, cut):
         _restore(two_generations)
     assert raised.value.exit_code == 3
     assert ("CRC-32C" in str(raised.value)) is not cut
-    assert files_of(two_generations.folder / "out") == {}
+    assert read_tree(two_generations.folder / "out") == {}
 
 
 class _Neighbour(Silent):
@@ -277,7 +277,7 @@ class _Neighbour(Silent):
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_only_what_a_failed_restore_wrote_goes(two_generations, is_there):
+def test_failed_restore_removes_only_its_own_files(two_generations, is_there):
     out = two_generations.folder / "not" / "there" / "out"
     if is_there:
         out.mkdir(parents=True)
@@ -285,7 +285,7 @@ def test_only_what_a_failed_restore_wrote_goes(two_generations, is_there):
     path.write_bytes(B[:-1] + b"?")
     with raises_kind(MISSING_FILE, match="CRC-32C") as raised:
         restore.run(RestoreOptions(str(two_generations.store), str(out)), _Neighbour(out))
-    assert files_of(out) == {"t-0/mine": b"x", "new/mine too": b"y"}
+    assert read_tree(out) == {"t-0/mine": b"x", "new/mine too": b"y"}
     assert sorted(p.name for p in out.iterdir()) == ["new", "t-0"]
     assert f"left in {out}: new/mine too, t-0/mine;" in raised.value.line()
     assert "left in" in raised.value.to_json()["message"]
@@ -341,13 +341,13 @@ def test_interrupted_restore_leaves_no_files(two_generations, monkeypatch):
     monkeypatch.setattr(CreatedFiles, "take_back", again)
     with pytest.raises(KeyboardInterrupt) as raised:
         restore.run(RestoreOptions(str(two_generations.store), str(out)), _Interrupted())
-    assert files_of(out)
+    assert read_tree(out)
     assert failures.interruption_failure(raised.value).line == (
         f"interrupted; {out} still holds part of the output: remove it, and run again"
     )
 
 
-def test_nothing_more_is_written_once_a_restore_is_given_up(tmp_path):
+def test_cancelled_restore_stops_writing(tmp_path):
     made = CreatedFiles(open_root(str(tmp_path)))
     assert made.file("a") == "a"
     made.given_up = True
@@ -418,13 +418,13 @@ def test_reflinks_hold_the_same_bytes(two_generations, monkeypatch, grown):
 
     monkeypatch.setattr(copy_files.fcntl, "ioctl", ioctl)
     report = _restore(two_generations)
-    logs = [data for path, data in files_of(two_generations.folder / "out").items() if path.endswith(".log")]
+    logs = [data for path, data in read_tree(two_generations.folder / "out").items() if path.endswith(".log")]
     assert logs == [B, B, C, A]
     assert sum(p.reflinked for p in report.partitions) == 4
 
 
 @pytest.mark.parametrize("other", ["at work", "ended"])
-def test_of_two_restores_into_one_folder_one_continues(two_generations, monkeypatch, other):
+def test_one_of_two_restores_into_one_folder_continues(two_generations, monkeypatch, other):
     """Both restores find the folder empty. A restore that fails must not remove files that the other one wrote under
     the same names.
     """
@@ -448,5 +448,5 @@ def test_of_two_restores_into_one_folder_one_continues(two_generations, monkeypa
     else:
         with raises_kind(NOT_EMPTY):
             restore.run(options, Silent())
-    assert restore.names.CLEAN_SHUTDOWN in files_of(out)
-    assert files_of(out)["u-3/00000000000000000050.log"] == A
+    assert restore.names.CLEAN_SHUTDOWN in read_tree(out)
+    assert read_tree(out)["u-3/00000000000000000050.log"] == A

@@ -49,7 +49,7 @@ def interrupted(spark: SparkSession, folder: Path) -> dict[str, Any]:
         never.read_text()  # without a writer
         return item
 
-    def of_the_notebook(batches: Any) -> Any:
+    def notebook_function(batches: Any) -> Any:
         for batch in batches:
             over.read_text()  # until somebody has written there
             yield batch
@@ -58,7 +58,7 @@ def interrupted(spark: SparkSession, folder: Path) -> dict[str, Any]:
         begun.read_text()
         os.kill(os.getpid(), signal.SIGINT)
 
-    stream = spark.range(0, 1, 1, 1).mapInArrow(of_the_notebook, "id long")
+    stream = spark.range(0, 1, 1, 1).mapInArrow(notebook_function, "id long")
     other = threading.Thread(target=lambda: theirs.extend(row.id for row in stream.collect()))
     other.start()
     threading.Thread(target=interrupt, daemon=True).start()

@@ -32,7 +32,7 @@ from tests.builders.cluster import IS_ROOT, PYTHON, Node, cluster, link, make_no
 from tests.builders.s3_server import BUCKET, CREDENTIALS, get, put, s3_server
 from tests.builders.steps import Holds
 from tests.builders.stopping import descendants, wait_until_gone
-from tests.builders.trees import files_in, files_of
+from tests.builders.trees import files_in, read_tree
 from tests.cheap_java import CHEAP
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -279,7 +279,7 @@ def _timeless(said: Any) -> Any:
 def _results(output: Path, store: Path) -> dict[str, Any]:
     """Return what PROGRAM's jobs printed and wrote, by name."""
     found: dict[str, Any] = {}
-    for name, data in files_of(output).items():
+    for name, data in read_tree(output).items():
         text = data.decode("latin-1").replace(str(output), "OUTPUT").replace(str(store), "STORE")
         found[name] = _timeless(json.loads(text)) if text.startswith("{\n") else text
     told = ("exit_code", "erasure", "result", "remains")  # without ids of runs
@@ -359,7 +359,7 @@ def test_the_wheel_s_command_with_archive_and_store_in_s3(place, local, installe
     assert _generations(tmp_path / "store") == _generations(local)
 
 
-def test_on_another_processor_kernels_are_compiled_into_the_executors_own_copy(place):
+def test_another_processor_compiles_kernels_into_its_own_copy(place):
     code = (
         "from lastkey.logformat.primitives.crc32c import crc32c_extend as f; import numpy; f(0, numpy.zeros(9, 'u1'))"
     )
@@ -379,7 +379,7 @@ def _command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
-def _executor_of(pid: int) -> int:
+def _find_executor(pid: int) -> int:
     """Return the JVM of the executor that a Python worker belongs to."""
     while "CoarseGrainedExecutorBackend" not in _command(pid):
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -414,7 +414,7 @@ def test_executor_killed_in_each_stage_only_delays_the_run(place, local):
                     holds.let_go(stage)
                 else:
                     held.append(pid)
-                    os.kill(_executor_of(pid), signal.SIGKILL)
+                    os.kill(_find_executor(pid), signal.SIGKILL)
         except BaseException:
             run.kill()
             raise
@@ -445,7 +445,7 @@ def test_a_stopped_executor_that_continues_after_its_twin_disturbs_nothing(place
         command, cwd=place.checkout, env=place.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     worker = holds.wait("read back", run.pid)
-    executor = _executor_of(worker)
+    executor = _find_executor(worker)
     stopped = [executor, *descendants(executor)]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
@@ -453,11 +453,11 @@ def test_a_stopped_executor_that_continues_after_its_twin_disturbs_nothing(place
         _, errors = run.communicate()
         assert run.returncode == 0, errors
         assert [event for event in place.events("log-5", "SparkListenerTaskStart") if event["Task Info"]["Speculative"]]
-        before, (late,) = files_of(store), _run_folders(store, committed=False)
+        before, (late,) = read_tree(store), _run_folders(store, committed=False)
         holds.let_go("read back")
         os.kill(worker, signal.SIGCONT)
         holds.wait("partition done", worker)
-        after = files_of(store)
+        after = read_tree(store)
         assert len(after) > len(before)  # it went on
         assert {name: after[name] for name in before} == before
         assert all(store / name in late.iterdir() for name in after.keys() - before.keys())

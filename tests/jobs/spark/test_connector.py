@@ -141,7 +141,7 @@ def bucket() -> Iterator[S3Proxy]:
         yield proxy
 
 
-def words_of(archive: str, store: str, folder: str) -> list[list[str]]:
+def list_commands(archive: str, store: str, folder: str) -> list[list[str]]:
     """Return commands of which Spark keeps tables in the store's place, each with a report in JSON."""
     return [
         [
@@ -187,7 +187,7 @@ def test_tables_in_a_bucket_are_those_of_a_disk(spark, bucket, tmp_path, capsys)
     (tmp_path / "q.csv").write_text("topic,partition,offset\norders,0,1\nusers,1,7\n")
     put(tmp_path, f"{BUCKET}/asked")
     expected = []
-    for words in words_of(str(EXAMPLE), str(tmp_path / "store"), str(tmp_path)):
+    for words in list_commands(str(EXAMPLE), str(tmp_path / "store"), str(tmp_path)):
         code = cli.main([*words, "--json"])
         expected.append((code, json.loads(capsys.readouterr().out)))
 
@@ -200,7 +200,7 @@ def test_tables_in_a_bucket_are_those_of_a_disk(spark, bucket, tmp_path, capsys)
     profile |= {name: str(tmp_path / profile[name]) for name in profile if name != "AWS_PROFILE"}
     bucket.signed.clear()
     with environment({**UNSET, **profile, "SPARK_CONF_DIR": str(tmp_path / "conf")}):
-        found, said = in_processes(words_of(f"{BUCKET}/archive", f"{BUCKET}/tables", f"{BUCKET}/asked"))
+        found, said = in_processes(list_commands(f"{BUCKET}/archive", f"{BUCKET}/tables", f"{BUCKET}/asked"))
     assert found == [(code, alike(report)) for code, report in expected], said
     assert {*bucket.signed} == {("PKEY", "eu-north-1")}
     logs = [path.read_text() for path in (tmp_path / "conf").rglob("*") if path.is_file()]
@@ -224,9 +224,9 @@ def test_tables_in_a_cloud_are_those_of_a_disk(server, place, seen, tmp_path):
     with server(), environment({"SPARK_CONF_DIR": str(tmp_path / "conf")}):
         put(EXAMPLE, f"{place}/archive")
         put(tmp_path / "asked", f"{place}/asked")
-        found, said = in_processes(words_of(f"{place}/archive", f"{place}/tables", f"{place}/asked"))
+        found, said = in_processes(list_commands(f"{place}/archive", f"{place}/tables", f"{place}/asked"))
     assert [code for code, _ in found] == [0] * 5, said
-    expected, _ = in_processes(words_of(str(EXAMPLE), str(tmp_path / "store"), str(tmp_path / "asked")))
+    expected, _ = in_processes(list_commands(str(EXAMPLE), str(tmp_path / "store"), str(tmp_path / "asked")))
     assert found == expected, said
     logs = [path.read_text() for path in (tmp_path / "conf").rglob("*") if path.is_file()]
     assert sum(seen in text for text in logs) > 0

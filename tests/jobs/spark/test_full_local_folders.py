@@ -17,7 +17,7 @@ from tests.attack.full_disk import own_mounts
 from tests.attack.preload import Control, Order, library
 from tests.attack.summary import tell
 from tests.builders.damage import NOW_MS, build
-from tests.builders.trees import files_of, tree
+from tests.builders.trees import read_tree, tree
 
 pytestmark = pytest.mark.slow  # sessions in processes of their own
 
@@ -72,7 +72,7 @@ def test_runs_end_as_on_any_full_disk_and_the_next_one_is_right(tmp_path: Path) 
 
 
 def _logs(store: Path) -> dict[str, bytes]:
-    return {path.rpartition("/")[2]: data for path, data in files_of(store).items() if path.endswith(".log")}
+    return {path.rpartition("/")[2]: data for path, data in read_tree(store).items() if path.endswith(".log")}
 
 
 @pytest.mark.attack

@@ -52,7 +52,7 @@ def test_a_standalone_master_without_host_or_port(name):
     assert _said("--master", name) == f"--master: expected spark://HOST:PORT[,HOST:PORT...], found {name}"
 
 
-def test_what_no_job_can_use():
+def test_masters_that_no_job_can_use():
     assert "only client mode" in _said("--deploy-mode", "cluster", kind=SPARK_NOT_STARTED)
 
 

@@ -109,7 +109,7 @@ def test_yarn_does_not_give_this_checkout_to_executors(monkeypatch):
     assert "PYTHONPATH" not in os.environ
 
 
-def test_where_tasks_run(monkeypatch):
+def test_number_of_local_cores(monkeypatch):
     monkeypatch.setattr(session.SparkContext, "_active_spark_context", None)
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     all_cores = os.cpu_count()
@@ -191,7 +191,7 @@ def test_the_cause_of_a_jvm_error_is_reported():
         ("", {"PYSPARK_PYTHON": "/nonexistent/python"}, 'Cannot run program "/nonexistent/python"'),
     ],
 )
-def test_what_the_user_asked_of_spark_and_cannot_be_is_one_line(tmp_path, options, environment, said):
+def test_impossible_spark_settings_are_reported_in_one_line(tmp_path, options, environment, said):
     config = tmp_path / "t.toml"
     config.write_text('[topics.prices]\n"cleanup.policy" = "compact"\n[job]\n"engine" = "spark"\n')
     words = ("compact", "examples/archive", "--store", str(tmp_path / "store"), "--config", str(config))

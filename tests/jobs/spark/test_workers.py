@@ -126,7 +126,7 @@ def test_the_end_of_a_run_waits_for_no_unfinished_work() -> None:
 
 
 @pytest.mark.spark
-def test_of_tasks_of_spark_the_same_is_heard(spark) -> None:  # type: ignore[no-untyped-def]
+def test_spark_tasks_report_the_same_progress(spark) -> None:  # type: ignore[no-untyped-def]
     heard = Heard()
 
     def work(item: int) -> int:

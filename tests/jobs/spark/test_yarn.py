@@ -24,7 +24,7 @@ from lastkey.jobs.command import cli
 from lastkey.jobs.spark.connector import GOOGLES_JAR
 from tests.builders.cloud_servers import azure_environment, azure_server, gcs_server
 from tests.builders.s3_server import CREDENTIALS, get, put, s3_server
-from tests.builders.trees import files_in, files_of
+from tests.builders.trees import files_in, read_tree
 from tests.kafka_lab.waiting import wait_until
 from tests.yarn_lab import SPARK, Yarn
 
@@ -153,7 +153,7 @@ def segments(store: Path) -> dict[tuple[str, str], bytes]:
     """Return the files of generations by partition and name. Their folders' names hold a run's id. Folders without the
     file `committed` are those of tries that died.
     """
-    every = {Path(path): data for path, data in files_of(store / "segments").items()}
+    every = {Path(path): data for path, data in read_tree(store / "segments").items()}
     files = {path: data for path, data in every.items() if path.parent / "committed" in every}
     found = {(path.parts[0], path.name): data for path, data in files.items()}
     assert len(found) == len(files) > 0
@@ -228,7 +228,7 @@ def test_other_jobs_in_client_mode_until_the_application_is_killed(yarn, pack, h
     for name in compared:
         assert found_by(json.loads(found[name])) == found_by(json.loads(alone[name])), name
         assert json.loads(found[name])["engine"]["tasks"] > 0, name
-    assert files_of(tmp_path / "there") == files_of(tmp_path / "here") != {}
+    assert read_tree(tmp_path / "there") == read_tree(tmp_path / "here") != {}
     assert found["inspect"] == alone["inspect"] != ""
     assert first_offsets(found["lookup"]) == AT_HALF_PAST_TWO
     error = json.loads(found["killed"])["error"]

@@ -18,7 +18,7 @@ from lastkey.jobs.store.table import Change
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.store.writing import append_job_rows
 from lastkey.udfs.storage import Root, open_root
-from tests.builders.stores import make_commit, manifest_of, row, run_id
+from tests.builders.stores import make_commit, manifest_segments, row, run_id
 from tests.builders.trees import make_older
 
 HOUR_MS = 3_600_000
@@ -56,7 +56,7 @@ def test_state_grows_no_more_after_some_months(tmp_path: Path) -> None:
     assert numbers[-1] == 4
     assert numbers[:-1] == list(range(240, 240 - len(numbers) + 1, -1))
     assert history.KEEP_DAYS <= len(numbers) <= history.KEEP_DAYS + 70
-    assert len(manifest_of(state, "t", 0)) == 2
+    assert len(manifest_segments(state, "t", 0)) == 2
     for name in ("compaction_checkpoints", "cleaner_runs"):
         logs = list((tmp_path / f"state/{name}/_delta_log").glob("*.json"))
         assert len(logs) < 7 + 21 + 21, name
@@ -91,7 +91,7 @@ def old(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_a_week_needs_stays(old: Path) -> None:
+def test_rows_needed_for_a_week_are_kept(old: Path) -> None:
     log = sorted(path.name for path in (old / "state/t/_delta_log").iterdir())
     commits = [int(name[:20]) for name in log if name.endswith(".json")]
     assert commits == list(range(20, 50))  # version 40 made the last checkpoint; 20 was the newest of a week before
@@ -149,7 +149,7 @@ def _needed(runs: list[RunRow], now_day: int, *folders: str) -> list[int]:
     )  # the ten above stay always
 
 
-def test_what_is_old_and_far_behind_goes() -> None:
+def test_old_rows_of_distant_generations_are_removed() -> None:
     assert _needed(_chain(100), 100) == list(range(70, 91))
     assert _needed(_chain(100), 1000) == []
 

@@ -99,7 +99,7 @@ class Writer:
     planned: tuple[str, ...] = ()
     head: int = -1
     newest: int = -1  # version that was seen
-    anew: bool = False  # what it read last was made after a loss
+    rebuilt: bool = False  # the table that it read last was rebuilt after a loss
     base: int = -1  # head of the last attempt
     attempt: int = 0
     said: str = ""
@@ -271,7 +271,7 @@ def writer(world: World, w: Writer, rules: frozenset[Rule]) -> Iterator[tuple[Wo
     elif w.step == "read":
         yield world, read(world, w, rules)
     elif w.step == "check":
-        log = world.log if w.anew == bool(world.past) else world.past
+        log = world.log if w.rebuilt == bool(world.past) else world.past
         at_head = current(log[: w.head + 1])
         if w.name not in w.planned and all(at_head.get(partition) == w.name for partition in w.partitions):
             yield world, replace(w, step="say")  # a rebuild took it for committed
@@ -313,7 +313,7 @@ def read(world: World, w: Writer, rules: frozenset[Rule]) -> Writer:
     end = len(world.log) - 1
     if end < w.newest and Rule.GOES_ON in rules:
         return replace(w, step="done", said="lost")
-    return replace(w, step="check", head=end, newest=end, anew=bool(world.past))
+    return replace(w, step="check", head=end, newest=end, rebuilt=bool(world.past))
 
 
 def found_by(w: Writer, world: World, rules: frozenset[Rule]) -> bool:
@@ -415,7 +415,7 @@ def under_way(world: World) -> bool:
     """Return whether a commit on the lost table may still come."""
     rebuilds = {actor.name for actor in world.actors if isinstance(actor, Rebuild)}
     return any(request.entry.actor not in rebuilds for request in world.sent) or any(
-        isinstance(actor, Writer) and actor.step in ("check", "put") and not actor.anew for actor in world.actors
+        isinstance(actor, Writer) and actor.step in ("check", "put") and not actor.rebuilt for actor in world.actors
     )
 
 

@@ -55,7 +55,7 @@ def test_ranges_are_what_sets_are() -> None:
         assert left == sorted(left) and all(a[1] < b[0] for a, b in itertools.pairwise(left))
 
 
-def test_what_a_chain_has_read_only_grows_and_its_gaps_are_not_in_it() -> None:
+def test_coverage_of_a_chain_only_grows_and_excludes_its_gaps() -> None:
     rng = random.Random(8)
     for _ in range(300):
         before, read = None, set()
@@ -69,7 +69,7 @@ def test_what_a_chain_has_read_only_grows_and_its_gaps_are_not_in_it() -> None:
         assert _offsets(coverage.unread(other, before, committed=True)) == _holds(other) - read
 
 
-def test_what_another_chain_has_read_counts_only_for_what_never_was_committed() -> None:
+def test_coverage_of_another_chain_counts_only_for_uncommitted_offsets() -> None:
     old = Commit(row(Checkpoint, next_offset=10, chain="a"), [_segment("store", 10)], row(RunRow))
     new = row(Checkpoint, next_offset=10, chain="b", read="[[0, 10]]")
     assert coverage.unread(old, new, committed=True) == [(0, 10)]

@@ -33,7 +33,7 @@ def as_borg_prunes(keep: Keep, made: dict[int, int]) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_as_borg_prunes(seed):
+def test_rules_select_like_borg_prune(seed):
     rng = random.Random(seed)
     at, made = START_MS + rng.randrange(7 * 24) * HOUR, {}
     for number in range(1, rng.randint(2, 60)):

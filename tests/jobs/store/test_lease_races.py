@@ -171,7 +171,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_of_two_runs_that_overlap_exactly_one_continues() -> None:
+def test_exactly_one_of_two_overlapping_runs_continues() -> None:
     winners = [case.went_on for case in every_case(2, stay=True)]
     assert len(winners) > 1000
     assert all(went_on in ({0}, {1}) for went_on in winners)

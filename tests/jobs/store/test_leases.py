@@ -207,7 +207,7 @@ def test_the_held_lease_has_the_size_of_the_first_one(root, monkeypatch):
 
 
 @pytest.mark.slow
-def test_in_a_bucket_too():
+def test_leases_in_a_bucket():
     with s3_server():
         root, notes = open_root(f"{BUCKET}/store"), []
         with hold_lease(root, A, KEYS, notes):

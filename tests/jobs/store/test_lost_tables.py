@@ -24,7 +24,7 @@ from lastkey.jobs.topics import TopicFilter
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.steps import at_step, interrupt
 from tests.builders.stores import StoreMaker, make_commit, row, run_id
-from tests.builders.trees import files_of
+from tests.builders.trees import read_tree
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def maker(tmp_path):
     made = StoreMaker(tmp_path)
     first = made.generation("t", 0, 1, {0: OLD, 100: NEW})
     made.generation("t", 0, 2, {0: NEW}, kept=first[1:])
-    made.generation("t", 0, 3, {0: NEW}, anew=True)
+    made.generation("t", 0, 3, {0: NEW}, reset=True)
     made.archived("t", 0, 0, OLD)
     return made
 
@@ -64,7 +64,7 @@ def test_vacuum_keeps_what_only_a_lost_manifest_could_name(maker):
     assert kept.exists()
 
 
-def test_how_a_partition_stood_before_a_rollback_is_not_said_of_the_generation_that_is_current_then(tmp_path):
+def test_rebuilt_state_after_a_rollback_is_not_that_of_an_older_generation(tmp_path):
     state = open_state(str(tmp_path))
     first, second = make_commit(0, 1, run_id(1)), make_commit(0, 2, run_id(2), run_id(1))
     writing.commit_wave(state, [first])
@@ -97,11 +97,11 @@ def test_a_run_whose_table_is_taken_away_between_two_waves_makes_no_new_one(tmp_
 def test_a_vacuum_whose_table_is_taken_away_after_its_listing_deletes_nothing(maker):
     """On a disk the mark finds no folder for its file; in a bucket it needs none."""
     maker.age(400, *[maker.run_folder("t", 0, g) for g in (1, 2, 3)])
-    before = files_of(maker.store / "segments")
+    before = read_tree(maker.store / "segments")
     taken_away = at_step("folders listed", lambda: (maker.store / "state").rename(maker.folder / "moved"))
     with pytest.raises(ConflictError, match="which was there"), taken_away:
         vacuum.run(VacuumOptions(str(maker.store)), Silent())
-    assert files_of(maker.store / "segments") == before
+    assert read_tree(maker.store / "segments") == before
 
 
 _CONFIG = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n'
@@ -238,7 +238,7 @@ def test_a_run_that_a_rollback_overtook_is_not_brought_back(begun, cleaned):
     assert {key: row.run_id for key, row in open_state(str(store)).checkpoints().items()} == current
 
 
-def test_what_goes_while_the_tables_are_made_again_is_a_conflict(begun):
+def test_deletions_during_a_rebuild_are_a_conflict(begun):
     """A vacuum may go on that began while the tables were there. One waits for the other where there is a lock."""
     store = begun / "store"
     (store / "state").mkdir()

@@ -100,7 +100,7 @@ def test_a_stale_version_is_never_put_on_another_head(tmp_path: Path) -> None:
     assert len([p for p in (tmp_path / "state" / "t").iterdir() if p.suffix == ".parquet"]) == 3, "the loser's is gone"
 
 
-def test_what_a_plan_raises_ends_it(tmp_path: Path) -> None:
+def test_error_of_a_plan_ends_the_commit(tmp_path: Path) -> None:
     def plan(version: Version) -> Change:
         raise ConflictError(path="x", expected="y", found="z")
 

@@ -35,7 +35,7 @@ from lastkey.jobs.store.rows import (
 from lastkey.jobs.store.tables import open_state
 from tests.builders.errors import raises_kind
 from tests.builders.limits import within
-from tests.builders.stores import commit_with_files, make_commit, manifest_of, partition_state_of, row, run_id
+from tests.builders.stores import commit_with_files, make_commit, make_partition_state, manifest_segments, row, run_id
 
 ROOT = Path(__file__).resolve().parents[3]
 CLEAN, DIRTY = "clean", "dirty"
@@ -49,7 +49,8 @@ def test_rows_and_columns_agree():
     assert found.schema.field("generation").type == pa.int64()
     assert from_arrow(Checkpoint, found) == [made]
     for kind in (Checkpoint, PartitionState, RunRow):
-        assert arrow_schema(kind).names == [field.name for field in dataclasses.fields(kind)]
+        names = ["anew" if field.name == "reset" else field.name for field in dataclasses.fields(kind)]
+        assert arrow_schema(kind).names == names
     assert arrow_schema(PartitionState).field("dirty_ratio").type == pa.float64()
     assert checkpoint_schema().field("segments").type.value_type.field("cleaned").type == pa.bool_()
 
@@ -65,13 +66,13 @@ def state(store):
     return open_state(str(store))
 
 
-def runs_of(state):
+def current_runs(state):
     """Return the run of every partition's generation, by number of partition."""
     return {key[1]: row.run_id for key, row in state.checkpoints().items()}
 
 
 def with_state(commit, state=CLEAN):
-    return dataclasses.replace(commit, partition_state=partition_state_of(commit, state))
+    return dataclasses.replace(commit, partition_state=make_partition_state(commit, state))
 
 
 def numbered(generation):
@@ -154,9 +155,9 @@ def test_commits_are_read_back(state):
     assert checkpoints["t", 0] == second.checkpoint
     assert manifests["t", 0] == second.segments
     assert manifests["t", 1] == []
-    assert [row.base_offset for row in manifest_of(state, "t", 0, 1)] == [0, 10]
-    assert manifest_of(state, "t", 0, 1) == sorted(first[0].segments, key=lambda row: row.base_offset)
-    assert manifest_of(state, "t", 9) == []
+    assert [row.base_offset for row in manifest_segments(state, "t", 0, 1)] == [0, 10]
+    assert manifest_segments(state, "t", 0, 1) == sorted(first[0].segments, key=lambda row: row.base_offset)
+    assert manifest_segments(state, "t", 9) == []
     assert [run.generation_after for run in state.histories()["t", 0]] == [2, 1]
     assert state.histories()["t", 0][0] == second.run
     assert state.histories(["other"]) == {}
@@ -171,11 +172,11 @@ def test_the_same_wave_again_changes_nothing(state):
     version = state.version()
     writing.commit_wave(state, wave)
     assert state.version() == version
-    assert len(manifest_of(state, "t", 0)) == 2
+    assert len(manifest_segments(state, "t", 0)) == 2
     assert [run.run_id for run in state.histories()["t", 0]] == [R1]
 
 
-def test_what_is_current_needs_no_history(state, store):
+def test_current_generation_needs_no_history(state, store):
     """Manifests lie beside the checkpoints."""
     first, second = make_commit(0, 1, R1), with_state(make_commit(0, 2, R2, R1))
     writing.commit_wave(state, [first])
@@ -190,10 +191,10 @@ def test_what_is_current_needs_no_history(state, store):
 
 
 def test_a_generation_after_a_reset_keeps_the_one_before_in_its_history(state):
-    anew = make_commit(0, 2, R2, R1)
+    second = make_commit(0, 2, R2, R1)
     writing.commit_wave(state, [make_commit(0, 1, R1)])
-    writing.commit_wave(state, [dataclasses.replace(anew, run=dataclasses.replace(anew.run, anew=True))])
-    assert [(run.run_id, run.anew) for run in state.histories()["t", 0]] == [(R2, True), (R1, False)]
+    writing.commit_wave(state, [dataclasses.replace(second, run=dataclasses.replace(second.run, reset=True))])
+    assert [(run.run_id, run.reset) for run in state.histories()["t", 0]] == [(R2, True), (R1, False)]
     assert state.histories().keys() == {("t", 0)}
 
 
@@ -228,7 +229,7 @@ def test_a_wave_is_all_or_nothing_and_names_what_has_moved(state):
         writing.commit_wave(state, [make_commit(7, 2, R2, R1)])
     assert state.version() == version
     assert [run.run_id for run in state.histories()["t", 0]] == [R1]  # rows of dead runs belong to no history
-    assert len(manifest_of(state, "t", 0, 1)) == 2
+    assert len(manifest_segments(state, "t", 0, 1)) == 2
 
 
 def test_a_run_that_died_left_rows_under_the_same_number(state):
@@ -245,21 +246,21 @@ def test_files_are_looked_at_on_the_head_that_is_committed_on(state, store):
     other, seen = open_state(str(store)), []
 
     def look():
-        seen.append((state.version(), runs_of(state)))
+        seen.append((state.version(), current_runs(state)))
         if len(seen) == 1:
             writing.commit_wave(other, [make_commit(1, 1, THEIRS)])
 
     writing.commit_wave(state, [make_commit(0, 1, OURS)], look)
     assert seen == [(-1, {}), (0, {1: THEIRS})]
     assert state.version() == 1
-    assert runs_of(state) == {0: OURS, 1: THEIRS}
+    assert current_runs(state) == {0: OURS, 1: THEIRS}
 
     def gone():
         raise FileNotFoundError("0.log")
 
     with pytest.raises(FileNotFoundError):
         writing.commit_wave(state, [make_commit(0, 2, R2, OURS)], gone)
-    assert runs_of(state) == {0: OURS, 1: THEIRS}
+    assert current_runs(state) == {0: OURS, 1: THEIRS}
 
 
 def test_the_second_run_plans_again_and_conflicts_if_its_partition_has_moved(state, store):
@@ -267,14 +268,14 @@ def test_the_second_run_plans_again_and_conflicts_if_its_partition_has_moved(sta
     other = open_state(str(store))
 
     def overtaken():
-        if runs_of(other)[0] == R1:
+        if current_runs(other)[0] == R1:
             writing.commit_wave(other, [make_commit(0, 2, THEIRS, R1)])
 
     found = re.escape(f"t-0: expected generation 1 (run {R1}), found generation 2 (run {THEIRS})")
     with pytest.raises(ConflictError, match=found) as raised:
         writing.commit_wave(state, [make_commit(0, 2, OURS, R1), make_commit(1, 2, OURS, R1)], overtaken)
     assert raised.value.fields["partitions"] == [["t", 0]]
-    assert runs_of(state) == {0: THEIRS, 1: R1}
+    assert current_runs(state) == {0: THEIRS, 1: R1}
 
 
 # -- vacuum beside a run
@@ -289,11 +290,11 @@ def test_a_run_whose_folder_was_named_by_a_vacuum_cannot_commit(state, store):
     found = f"segments/t-0/2-{R2}: expected the files that this run wrote, found a vacuum"
     with pytest.raises(ConflictError, match=found):
         writing.commit_wave(run, [make_commit(0, 2, R2, R1), make_commit(5, 1, R2)])
-    assert runs_of(state) == {0: R1, 1: R1}
+    assert current_runs(state) == {0: R1, 1: R1}
     later = open_state(str(store))
     later.current()
     writing.commit_wave(later, [make_commit(0, 2, R2, R1)])  # it began after the vacuum: its files are younger
-    assert runs_of(state) == {0: R2, 1: R1}
+    assert current_runs(state) == {0: R2, 1: R1}
 
 
 def test_a_mark_is_put_right_behind_the_version_by_which_it_was_chosen(state, store):
@@ -304,7 +305,7 @@ def test_a_mark_is_put_right_behind_the_version_by_which_it_was_chosen(state, st
     assert state.version() == seen + 1
     assert writing.announce_deletions(state, [f"segments/t-0/9-{run_id(9)}"], seen + 1)
     assert state.version() == seen + 2
-    assert runs_of(state) == {0: R2}
+    assert current_runs(state) == {0: R2}
 
 
 # -- how partitions stand
@@ -318,7 +319,7 @@ def test_states_are_one_row_a_partition(state):
     assert not state.exists()
     with pytest.raises(MissingPathError):
         open_store(state.root.uri)
-    assert manifest_of(state, "t", 0) == []
+    assert manifest_segments(state, "t", 0) == []
     version = state.version()
     writing.set_states(state, [])
     assert state.version() == version
@@ -328,7 +329,7 @@ def test_a_partition_that_stood_before_gets_its_first_generation(state):
     writing.set_states(state, [row(PartitionState, topic="t", partition=0, state="uncleanable", generation=-1)])
     commit = with_state(make_commit(0, 1, R1))
     writing.commit_wave(state, [commit])
-    assert runs_of(state) == {0: R1}
+    assert current_runs(state) == {0: R1}
     assert state.states() == {("t", 0): commit.partition_state}
 
 
@@ -339,10 +340,10 @@ def test_a_partitions_state_is_committed_with_it_and_keeps_its_sources(state):
     writing.set_states(state, [dirty])
     assert state.states() == {("t", 0): dirty}
     assert state.checkpoints()["t", 0] == commit.checkpoint
-    assert manifest_of(state, "t", 0) == sorted(commit.segments, key=lambda row: row.base_offset)
+    assert manifest_segments(state, "t", 0) == sorted(commit.segments, key=lambda row: row.base_offset)
 
 
-def test_who_has_not_seen_the_newest_generation_says_nothing_of_it(state, store):
+def test_run_with_an_older_view_writes_no_state_of_the_newest_generation(state, store):
     writing.commit_wave(state, [make_commit(0, 1, R1), make_commit(1, 1, R1)])
     writing.commit_wave(state, [with_state(make_commit(0, 2, THEIRS, R1))])
     version = state.version()
@@ -376,9 +377,9 @@ def test_a_vacuum_of_the_tables_takes_nothing_that_is_needed(state):
         writing.commit_wave(state, [numbered(generation)])
     assert writing.vacuum_state(state, dry_run=True) == 0  # all of it is young
     assert writing.vacuum_state(state) == 0
-    assert runs_of(state) == {0: R3}
+    assert current_runs(state) == {0: R3}
     writing.commit_wave(state, [make_commit(0, 4, R4, R3)])
-    assert runs_of(state) == {0: R4}
+    assert current_runs(state) == {0: R4}
 
 
 # -- several processes
@@ -500,12 +501,12 @@ writing.commit_wave(state, [make_commit(0, 2, run_id(7), run_id(1), segments=7)]
     with within(120):
         assert exit_code(store, code.replace("NTH", str(nth)).replace("WHEN", repr(when))) == -signal.SIGKILL
     new = (when, nth) == ("after", 2)
-    assert runs_of(state) == {0: KILLED if new else R1}
-    assert len(manifest_of(state, "t", 0)) == (7 if new else 2)
+    assert current_runs(state) == {0: KILLED if new else R1}
+    assert len(manifest_segments(state, "t", 0)) == (7 if new else 2)
     assert [run.run_id for run in state.histories()["t", 0]] == ([KILLED, R1] if new else [R1])
     at = state.checkpoints()["t", 0]
     writing.commit_wave(state, [make_commit(0, at.generation + 1, NEXT, at.run_id, segments=3)])
-    assert len(manifest_of(state, "t", 0)) == 3
+    assert len(manifest_segments(state, "t", 0)) == 3
     assert [run.run_id for run in state.histories()["t", 0]] == ([NEXT, KILLED, R1] if new else [NEXT, R1])
 
 
@@ -522,7 +523,7 @@ def test_the_lock_excludes_other_processes(store):
         go(holder)
         assert holder.wait(60) == 0
     with state.lock(0.1):
-        assert runs_of(state) == {0: R1}
+        assert current_runs(state) == {0: R1}
 
 
 # -- stores of other versions
@@ -587,6 +588,6 @@ def test_spark_reads_the_tables(state, store, spark):
     assert decided.keys() == {("t", 0), ("t", 1), ("t", 7)}
     at = decided["t", 0]
     assert {name: at[name] for name in arrow_schema(Checkpoint).names} == dataclasses.asdict(second.checkpoint)
-    assert [parse_segment(segment) for segment in at["segments"]] == manifest_of(state, "t", 0)
+    assert [parse_segment(segment) for segment in at["segments"]] == manifest_segments(state, "t", 0)
     assert PartitionState(topic="t", partition=0, **at["partition_state"]) == second.partition_state
     assert (decided["t", 7]["generation"], decided["t", 7]["run_id"]) == (0, None)

@@ -78,7 +78,7 @@ def test_a_commit_that_is_empty_below_the_newest_brings_no_older_generation_back
         open_state(str(tmp_path)).checkpoints()
 
 
-def test_what_a_commit_is_built_upon_is_on_the_disk_before_success_is_said(
+def test_previous_version_is_flushed_before_success_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writer of version n may die, or be slow, before its flush; the writer of n + 1 reports success."""

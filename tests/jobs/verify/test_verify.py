@@ -72,7 +72,7 @@ def test_checkpoints_behind_the_log_end(tmp_path: Path) -> None:
     assert (problem.kind, problem.path, problem.found) == ("side_file", "t-0", "49")
 
 
-def test_only_the_topics_that_are_named(tmp_path: Path) -> None:
+def test_topics_select_partitions(tmp_path: Path) -> None:
     part = build(tmp_path / "archive")
     flip(part.log(0), 30)
     write_partition(part.root / "other-0", "a=1")
@@ -178,7 +178,7 @@ def test_an_unread_beginning_is_a_problem(stored: Partition, monkeypatch: pytest
     assert ("gap", "the first one at 12") in {(p.kind, p.found) for p in report.problems}
 
 
-def test_what_left_the_archive_on_purpose_is_no_problem(stored: Partition, tmp_path: Path) -> None:
+def test_segments_deleted_on_purpose_are_no_problem(stored: Partition, tmp_path: Path) -> None:
     """The broker cleaned the archive, as its checkpoint shows, or the archive was deleted as unneeded. An archive that
     the user names must exist.
     """

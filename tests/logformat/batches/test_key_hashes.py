@@ -33,7 +33,7 @@ def hashes() -> dict[bytes | None, tuple[int, int]]:
     return {None: (0, 0)} | {key: by_openssl(key) for key in KEYS}
 
 
-def hashes_of(log: bytes) -> list[tuple[int, int]]:
+def hash_pairs(log: bytes) -> list[tuple[int, int]]:
     loader, found = BodyLoader(max_batch_bytes=1 << 20, secret=SECRET), []
     for chunk in read_chunks(pa.BufferReader(log), "log", LogRange(0, len(log)), ChunkBuffer(), Tail()):
         wanted = np.ones(len(chunk.batches), np.bool_)
@@ -64,7 +64,7 @@ def test_every_key_has_its_hash(
         )
         log += encode_batches(records, len(keys), BatchOptions(codec=codecs[len(keys) % len(codecs)])).tobytes()
         keys += part
-    assert hashes_of(log) == [hashes[key] for key in keys]
+    assert hash_pairs(log) == [hashes[key] for key in keys]
 
 
 def test_bytes_that_are_read_only(hashes: dict[bytes | None, tuple[int, int]]) -> None:

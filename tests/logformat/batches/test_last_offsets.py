@@ -82,7 +82,7 @@ MAKERS = {
 }
 
 
-def log_of(folder: Path, data: bytes, base: int = LAST - 10) -> Path:
+def write_segment(folder: Path, data: bytes, base: int = LAST - 10) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{base:020d}.log"
     path.write_bytes(data)
@@ -93,7 +93,7 @@ def log_of(folder: Path, data: bytes, base: int = LAST - 10) -> Path:
 @pytest.mark.parametrize("maker", MAKERS)
 def test_the_largest_last_offset_is_read(tmp_path: Path, maker: str, walk: Callable[[Path], list[int]]) -> None:
     make, _ = MAKERS[maker]
-    assert walk(log_of(tmp_path / "t-0", make(LAST)))[-1] == LAST
+    assert walk(write_segment(tmp_path / "t-0", make(LAST)))[-1] == LAST
 
 
 @pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.__name__)
@@ -102,7 +102,7 @@ def test_the_largest_last_offset_is_read(tmp_path: Path, maker: str, walk: Calla
 def test_one_more_is_refused(tmp_path: Path, before: bytes, maker: str, walk: Callable[[Path], list[int]]) -> None:
     make, delta = MAKERS[maker]
     with pytest.raises(LogFormatError) as error:
-        walk(log_of(tmp_path / "t-0", before + make(LAST + 1)))
+        walk(write_segment(tmp_path / "t-0", before + make(LAST + 1)))
     assert (error.value.kind, error.value.position) == ("offsets", len(before))
     assert error.value.expected.startswith(f"a base offset up to {LAST - delta}")
     assert error.value.found == str(LAST + 1 - delta)
@@ -111,7 +111,7 @@ def test_one_more_is_refused(tmp_path: Path, before: bytes, maker: str, walk: Ca
 @pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.__name__)
 def test_a_last_offset_beyond_64_bits_is_refused(tmp_path: Path, walk: Callable[[Path], list[int]]) -> None:
     with pytest.raises(LogFormatError) as error:
-        walk(log_of(tmp_path / "t-0", magic2(LAST - 9) + magic2(2**63 - 1, 5)))
+        walk(write_segment(tmp_path / "t-0", magic2(LAST - 9) + magic2(2**63 - 1, 5)))
     assert (error.value.kind, error.value.found) == ("offsets", str(2**63 - 1))
     assert error.value.expected.startswith(f"a base offset up to {LAST - 4}")
 
@@ -124,7 +124,7 @@ def wrapper(magic: int, offset: int, inner: list[int]) -> bytes:
 
 @pytest.mark.parametrize(("magic", "inner"), [(1, [0, 1, 2]), (0, [LAST - 2, LAST - 1, LAST])])
 def test_the_records_of_a_wrapper_at_the_end(tmp_path: Path, magic: int, inner: list[int]) -> None:
-    path = log_of(tmp_path / "t-0", wrapper(magic, LAST, inner))
+    path = write_segment(tmp_path / "t-0", wrapper(magic, LAST, inner))
     assert open_segment(path).to_arrow(["offset"])["offset"].to_pylist() == [LAST - 2, LAST - 1, LAST]
 
 
@@ -141,14 +141,14 @@ def test_the_records_of_a_wrapper_at_the_end(tmp_path: Path, magic: int, inner: 
     ],
 )
 def test_impossible_inner_offsets(tmp_path: Path, magic: int, offset: int, inner: list[int]) -> None:
-    path = log_of(tmp_path / "t-0", wrapper(magic, offset, inner), base=0)
+    path = write_segment(tmp_path / "t-0", wrapper(magic, offset, inner), base=0)
     with pytest.raises(LogFormatError) as error:
         open_segment(path).to_arrow(["offset"])
     assert (error.value.kind, error.value.position) == ("offsets", 0)
 
 
 def test_look_ups_at_the_very_end(tmp_path: Path) -> None:
-    path = log_of(tmp_path / "t-0", magic2(LAST - 5) + magic2(LAST - 1))
+    path = write_segment(tmp_path / "t-0", magic2(LAST - 5) + magic2(LAST - 1))
     builder = IndexBuilder(LAST - 10, 0)
     builder.append([LAST - 4, LAST], [len(magic2(0))] * 2, [1_700_000_000_001] * 2)
     path.with_suffix(".index").write_bytes(builder.finish()[0])

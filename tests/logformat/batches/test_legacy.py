@@ -66,7 +66,7 @@ def wrap(magic, offset, content, *, codec=GZIP, timestamp=-1, attributes=0, key=
     return message(magic, offset, key, value, timestamp=timestamp, attributes=codec | attributes)
 
 
-def chunk_of(raw, position, sizes, last_offsets=0):
+def make_chunk(raw, position, sizes, last_offsets=0):
     """Return consecutive batches as a chunk whose bytes begin at a position of the file, and the first batch behind."""
     rows = np.zeros(len(sizes), BATCH)
     rows["size"], rows["last_offset"] = sizes, last_offsets
@@ -85,7 +85,7 @@ def opened(batch, *, at=0, limit=1 << 20, junk=b""):
     """Return the records of a wrapper, and its other results; `junk` precedes it in the file."""
     raw = np.frombuffer(junk + batch, np.uint8)
     out = Scratch(8)
-    chunk = chunk_of(raw, 100 - len(junk), [len(batch)])
+    chunk = make_chunk(raw, 100 - len(junk), [len(batch)])
     got = transcode_wrapper(chunk, chunk.batches[0], Scratch(8), out, at, limit)
     data = out.array[at : at + got.n_bytes].tobytes()
     records = twin.decode(data, got.base_offset)
@@ -130,7 +130,7 @@ def test_uncompressed_messages_that_kafka_wrote():
     first, second = base64.b64decode(V0_PLAIN), base64.b64decode(V1_PLAIN)
     raw = np.frombuffer(b"junk" + first + second, np.uint8)
     out = Scratch(8)
-    begins, ends = transcoded(chunk_of(raw, 0, [len(first), len(second)]), np.arange(2), out, 3)
+    begins, ends = transcoded(make_chunk(raw, 0, [len(first), len(second)]), np.arange(2), out, 3)
     assert begins[0] == 3
     assert begins[1] == ends[0]
     records = [twin.decode(out.array[a:b].tobytes(), 0)[0] for a, b in zip(begins, ends, strict=True)]
@@ -250,7 +250,7 @@ def test_magic_1_in_the_size_of_magic_0():
     refused("record", wrap(1, 0, short))
     raw = np.frombuffer(b"xx" + short, np.uint8)
     with pytest.raises(LogFormatError) as caught:
-        transcoded(chunk_of(raw, 50, [26]), np.arange(1), Scratch(8), 0)
+        transcoded(make_chunk(raw, 50, [26]), np.arange(1), Scratch(8), 0)
     assert (caught.value.kind, caught.value.position, caught.value.base_offset) == ("record", 52, 0)
 
 
@@ -258,7 +258,7 @@ def test_rows_of_batches():
     wrapper = wrap(1, 12, message(1, 0, b"a", b"1") + message(1, 2, b"b", b"2", timestamp=9))
     plain = [message(0, 13, b"c", None), message(1, 14, b"d", b"4", timestamp=77)]
     raw = np.frombuffer(b"??" + wrapper + b"".join(plain), np.uint8)
-    chunk = chunk_of(raw, 1000, [len(wrapper), *map(len, plain)], [12, 13, 14])
+    chunk = make_chunk(raw, 1000, [len(wrapper), *map(len, plain)], [12, 13, 14])
     bodies, out = np.zeros(3, BODY), Scratch(8)
     end = transcode_plain(chunk, np.array([1, 2]), bodies, out, 6)
     assert bodies["start"][1] == 6
@@ -326,7 +326,7 @@ def test_legacy_messages_are_opened_as_the_twin_opens_them(content, wrapper, cut
 @pytest.mark.long
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(MESSAGE, min_size=1, max_size=4).map(b"".join), WRAPPER, st.data())
-def test_as_the_twin_when_damaged(content, wrapper, data):
+def test_damaged_batches_decode_like_the_twin(content, wrapper, data):
     damaged = bytearray(content)
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(
@@ -342,7 +342,7 @@ def test_uncompressed_as_the_twin(messages):
     raw = np.frombuffer(b"".join(messages), np.uint8)
     sizes = np.array([len(one) for one in messages])
     out = Scratch(1)
-    begins, ends = transcoded(chunk_of(raw, 0, sizes), np.arange(len(sizes)), out, 2)
+    begins, ends = transcoded(make_chunk(raw, 0, sizes), np.arange(len(sizes)), out, 2)
     for one, begin, end in zip(messages, begins, ends, strict=True):
         _, _, timestamp, key, value = twin.parse(one[12:])
         assert twin.decode(out.array[begin:end].tobytes(), 0) == [Record(0, timestamp, key, value)]

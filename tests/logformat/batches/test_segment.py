@@ -29,7 +29,7 @@ def log(tmp_path):
 
 
 @pytest.mark.process
-def test_what_the_package_offers():
+def test_public_names_of_the_package():
     """`logformat.open_segment(path)`; and `from lastkey import logformat` alone loads no kernels."""
     code = "import sys; from lastkey import logformat; assert 'numba' not in sys.modules;"
     code += "print(logformat.open_segment.__module__)"
@@ -119,7 +119,7 @@ def test_iterators_do_not_disturb_each_other(log):
     assert [r for one in both for r in one.to_pylist()] == rows
 
 
-def test_what_was_given_out_stays(log):
+def test_returned_arrow_batches_own_their_bytes(log):
     """Arrow batches own their bytes: the buffers behind them are used again."""
     kept = list(open_segment(log, chunk_bytes=64).records(max_rows=1, soft_bytes=1))
     assert pa.Table.from_batches(kept).to_pylist() == open_segment(log).to_arrow().to_pylist()

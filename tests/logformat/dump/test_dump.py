@@ -187,7 +187,7 @@ def test_many_records_in_small_parts(tmp_path, monkeypatch):
     assert dumped(log)[0] == whole
 
 
-def test_without_metadata(tmp_path):
+def test_dump_without_metadata(tmp_path):
     log = write_segment(tmp_path, "a=1 -=2 b=- | {pid=1 txn} c=3 | {pid=1 commit}")
     text, _ = dumped(log, options=DumpOptions(LogOptions(deep=True, decode=as_strings, metadata=False)))
     lines = [line for line in text.splitlines() if not line.startswith(("base", "Dump", "Log"))]

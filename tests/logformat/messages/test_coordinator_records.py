@@ -116,7 +116,7 @@ def consumer_protocol(*members):
     return head + b"".join(each)
 
 
-def test_what_members_say_is_shown_where_it_can_be_read():
+def test_readable_member_metadata_is_shown():
     subscription = struct.pack(">hih", 0, 1, 3) + b"abc" + struct.pack(">i", -1)
     torn, later = subscription[:-1], struct.pack(">h", 9) + subscription[2:] + struct.pack(">iih", 0, 0, -1)
     value = consumer_protocol((subscription, b""), (torn, b"\0"), (later, b"\xff"))
@@ -163,7 +163,7 @@ def test_what_members_say_is_shown_where_it_can_be_read():
         ("cluster-metadata", None, "0114000000", None, "Error at 7, skipping. Found 1 byte(s) of garbage after 20"),
     ],
 )  # fmt: skip
-def test_what_is_no_record_is_said_in_kafkas_words(name, key, value, key_text, payload):
+def test_invalid_records_are_reported_in_kafkas_words(name, key, value, key_text, payload):
     assert decoded(name, key, value) == (key_text, payload)
 
 

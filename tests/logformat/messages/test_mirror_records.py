@@ -60,7 +60,7 @@ def test_every_cut_and_every_more_is_an_error(decoder: str, key: bytes, value: b
         assert text is not None and text.startswith(f"Error at offset {i}, skipping. "), rows[i]
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_unknown_versions_are_named() -> None:
     newer = b"\0\1" + CHECKPOINT[2:]
     odd = struct.pack(">h2si", 2, b"\xff\xfe", 1)
     negative = struct.pack(">h", -1) + SYNC_KEY[2:]

@@ -140,7 +140,7 @@ def test_each_codec_begins_with_its_magic_bytes(codec, start):
 
 @settings(deadline=None)  # the first example compiles
 @given(st.sampled_from((CODEC_NONE, *CODECS)), st.binary(max_size=300), st.integers(0, 3000), st.integers(0, 50))
-def test_what_is_compressed_is_read_back(codec, seed, times, at):
+def test_codec_round_trip(codec, seed, times, at):
     content = seed * times
     assert read(codec, compress(codec, content), at=at, limit=len(content)) == content
 

@@ -57,7 +57,7 @@ def framed(content: bytes) -> bytes:
 
 @settings(deadline=None)  # the first example compiles
 @given(contents)
-def test_what_is_compressed_is_read(content: bytes) -> None:
+def test_small_body_round_trip(content: bytes) -> None:
     assert in_kernel([framed(content)]) == ([content], small.DONE)
 
 

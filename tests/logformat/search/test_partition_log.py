@@ -40,15 +40,15 @@ from tests.reference.lookup import Batch, Log, Segment
 STATUS = {"found": FOUND, "end": END, "out_of_range": OUT_OF_RANGE}
 
 
-def file_of(listed: listing.Segment) -> str:
+def log_path(listed: listing.Segment) -> str:
     return f"{listed.root}/{listed.path}"
 
 
-def twin_of(segments: tuple[listing.Segment, ...], log_start: int) -> Log:
+def decode_twin(segments: tuple[listing.Segment, ...], log_start: int) -> Log:
     """Return the decoded log."""
     decoded = []
     for files in segments:
-        segment = open_segment(file_of(files))
+        segment = open_segment(log_path(files))
         table = segment.to_arrow(["offset", "timestamp_ms"])
         records = list(zip(table["offset"].to_pylist(), table["timestamp_ms"].to_pylist(), strict=True))
         batches, at = [], 0
@@ -113,13 +113,13 @@ def test_lookups_in_golden_logs_answer_as_the_twin(name, tmp_path_factory):
     for partition in case.partitions:
         for folder in (case.input(partition), *(case.expected(number, partition) for number in (1, 3))):
             with open_partition(folder) as log:
-                twin = twin_of(log.segments, log.earliest)
+                twin = decode_twin(log.segments, log.earliest)
                 assert (log.earliest, log.latest) == (twin.log_start, twin.log_end)
                 check(log, twin, *questions(twin, rng, 60))
                 assert log.notes == ()
 
 
-def test_what_a_notebook_does(tmp_path: Path):
+def test_queries_of_the_notebook(tmp_path: Path):
     folder = tmp_path / "orders-3"
     folder.mkdir()
     write_partition(folder, "a=1 b=2 | c=3 || {leader=2} d=4 e=5")
@@ -210,7 +210,7 @@ def test_damaged_indexes_of_golden_logs(name, tmp_path, tmp_path_factory):
     case, rng = golden(tmp_path_factory)[name], random.Random(name)
     partition = case.partitions[0]
     intact = open_partition(case.input(partition))
-    twin = twin_of(intact.segments, intact.earliest)
+    twin = decode_twin(intact.segments, intact.earliest)
     for kinds in ([kind] for kind in (*DAMAGE, "foreign")):
         folder = tmp_path / kinds[0] / partition
         shutil.copytree(case.input(partition), folder)
@@ -219,7 +219,7 @@ def test_damaged_indexes_of_golden_logs(name, tmp_path, tmp_path_factory):
             check(log, twin, *questions(twin, rng, 40))
 
 
-def time_of(segment: int, value: int) -> int:
+def spaced_time(segment: int, value: int) -> int:
     return value if value < 0 else 10 * value + segment
 
 
@@ -239,14 +239,14 @@ def draw_log(folder: Path, rng: random.Random) -> int:
             offset += rng.choice([0, 0, 1, 5])
             records = []
             for _ in range(rng.randrange(1, 4)):
-                records.append(f"k=v@{offset}~{time_of(number, rng.choice([-1, offset, rng.randrange(60), 30]))}")
+                records.append(f"k=v@{offset}~{spaced_time(number, rng.choice([-1, offset, rng.randrange(60), 30]))}")
                 offset += rng.choice([1, 1, 3])
             options = rng.choice(
-                ["", "", "{codec=zstd}", f"{{append_time={time_of(number, rng.randrange(60))}}}", "{leader=4}"]
+                ["", "", "{codec=zstd}", f"{{append_time={spaced_time(number, rng.randrange(60))}}}", "{leader=4}"]
             )
             batches.append(f"{options} {' '.join(records)}")
             if rng.random() < 0.1:
-                batches.append(f"{{base={offset} last={offset + 2} max_ts={time_of(number, rng.randrange(70))}}}")
+                batches.append(f"{{base={offset} last={offset + 2} max_ts={spaced_time(number, rng.randrange(70))}}}")
                 offset += 3
         segments.append(" | ".join(batches))
         offset += not batches  # an empty segment has an offset of its own
@@ -264,7 +264,7 @@ def test_damaged_indexes_of_drawn_logs(tmp_path_factory, seed):
     folder.mkdir()
     end = draw_log(folder, rng)
     intact = open_partition(folder)
-    twin = twin_of(intact.segments, intact.earliest)
+    twin = decode_twin(intact.segments, intact.earliest)
     check(intact, twin, list(range(-1, end + 3)), [*rng.sample(TIMES, 90), MAX_TIMESTAMP])
     damage(folder, rng, kinds=[*DAMAGE, "foreign"])
     log = open_partition(folder)
@@ -278,7 +278,7 @@ def test_every_log_start_and_end(tmp_path, seed):
     folder = tmp_path / "t-0"
     folder.mkdir()
     end = draw_log(folder, rng)
-    whole = twin_of(open_partition(folder).segments, 0)
+    whole = decode_twin(open_partition(folder).segments, 0)
     for start in range(-1, end + 3, 2):
         (tmp_path / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {start}\n")
         log = open_partition(folder)
@@ -311,7 +311,7 @@ def test_files_that_cannot_be_mapped(name, window, tmp_path, tmp_path_factory, m
     folder = tmp_path / partition
     shutil.copytree(case.input(partition), folder)
     near = open_partition(folder)
-    twin = twin_of(near.segments, near.earliest)
+    twin = decode_twin(near.segments, near.earliest)
     for damaged in (False, True):
         if damaged:
             damage(folder, rng, kinds=[*DAMAGE, "foreign"])
@@ -325,7 +325,7 @@ def test_a_file_system_without_maps(tmp_path, monkeypatch):
     end = draw_log(tmp_path / "t-0", random.Random(3))
     monkeypatch.setattr(log_windows.mmap, "mmap", lambda *_, **__: (_ for _ in ()).throw(OSError(12, "no memory")))
     log = open_partition(tmp_path / "t-0")
-    check(log, twin_of(log.segments, 0), list(range(end + 2)), TIMES)
+    check(log, decode_twin(log.segments, 0), list(range(end + 2)), TIMES)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -338,7 +338,7 @@ def test_indexes_made_in_memory(tmp_path, seed, monkeypatch):
     (tmp_path / "t-0").mkdir()
     end = draw_log(tmp_path / "t-0", rng)
     log = open_partition(tmp_path / "t-0", max_open=1)
-    check(log, twin_of(log.segments, 0), rng.sample(range(-1, end + 3), end + 4), TIMES)
+    check(log, decode_twin(log.segments, 0), rng.sample(range(-1, end + 3), end + 4), TIMES)
     assert len(log._open) == 1
 
 
@@ -351,7 +351,7 @@ def test_offsets_that_no_index_entry_can_hold(tmp_path, monkeypatch):
     log = open_partition(tmp_path)
     assert log.topic is None
     assert log.latest == 2**40 + 2
-    check(log, twin_of(log.segments, 5), [offset + d for offset in at for d in (-1, 0, 1)], [*at, 2**35, 2**41])
+    check(log, decode_twin(log.segments, 5), [offset + d for offset in at for d in (-1, 0, 1)], [*at, 2**35, 2**41])
     assert any("no offset index" in note for note in log.notes)
 
 
@@ -376,7 +376,7 @@ def test_the_end_of_a_log(tmp_path):
     folder.mkdir()
     write_partition(folder, "a=1 | b=2 || c=3 | d=4", index_interval_bytes=0)
     intact = open_partition(folder)
-    twin = twin_of(intact.segments, 0)
+    twin = decode_twin(intact.segments, 0)
     data = {path: path.read_bytes() for path in files_in(folder)}
     for path, whole in data.items():
         for tail, note in (
@@ -392,12 +392,12 @@ def test_the_end_of_a_log(tmp_path):
             assert [note in text and str(len(tail)) in text for text in log.notes] == [True]
         path.write_bytes(whole)
     last = intact.segments[-1]
-    Path(file_of(last)).write_bytes(data[Path(file_of(last))][:-1])
+    Path(log_path(last)).write_bytes(data[Path(log_path(last))][:-1])
     assert open_partition(folder).latest == 3
     with pytest.raises(LogFormatError, match=f"expected {last.size_bytes} bytes, as listed") as raised:
         PartitionLog(intact.segments).lookup_offset(2)
-    assert (raised.value.kind, raised.value.path) == ("changed", file_of(last))
-    Path(file_of(last)).unlink()
+    assert (raised.value.kind, raised.value.path) == ("changed", log_path(last))
+    Path(log_path(last)).unlink()
     with pytest.raises(LogFormatError, match="unreadable"):
         PartitionLog(intact.segments).lookup_offset(2)
 
@@ -504,7 +504,7 @@ def test_headers_that_promise_what_no_record_has(tmp_path):
     with SegmentWriter(folder, 0, index_interval_bytes=100) as writer:
         writer.append_raw(b"".join(batch.data for batch in batches))
     log = open_partition(folder)
-    check(log, twin_of(log.segments, 0), [], [*range(0, 130), MAX_TIMESTAMP])
+    check(log, decode_twin(log.segments, 0), [], [*range(0, 130), MAX_TIMESTAMP])
     assert log.offsets_for_times([30, 99, 100])["offset"].tolist() == [20, 40, -1]
 
 
@@ -518,7 +518,7 @@ def test_a_partition_without_segments(tmp_path):
         open_partition(tmp_path / "nothing")
 
 
-def test_what_the_folder_says(tmp_path):
+def test_side_files_and_names_in_the_folder(tmp_path):
     folder = tmp_path / "t-0"
     folder.mkdir()
     write_partition(folder, "a=1 | b=2 || c=3", index_interval_bytes=0)
@@ -567,5 +567,5 @@ def test_files_are_only_read(tmp_path):
     for path in folder.iterdir():
         path.chmod(0o444)
     log = open_partition(folder)
-    check(log, twin_of(log.segments, 0), list(range(4)), [START_MS, START_MS + 2])
+    check(log, decode_twin(log.segments, 0), list(range(4)), [START_MS, START_MS + 2])
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()} == before

@@ -66,7 +66,7 @@ def build(builder, batches, chunk):
     st.integers(0, 2**60), BATCHES, st.sampled_from([0, 61, 500, 4096]), st.integers(1, 20), st.integers(1, 20),
     st.sampled_from([0, 1, 7, 60]),
 )  # fmt: skip
-def test_as_the_twin_in_chunks_of_any_size(base, batches, interval, chunk, max_entries, interval_ms):
+def test_chunks_of_any_size_give_the_indexes_of_the_twin(base, batches, interval, chunk, max_entries, interval_ms):
     batches = with_offsets(base, batches)
     builder = IndexBuilder(base, interval, max_index_bytes=12 * max_entries, time_index_interval_ms=interval_ms)
     index, times = build(builder, batches, chunk)
@@ -83,7 +83,7 @@ def test_as_the_twin_in_chunks_of_any_size(base, batches, interval, chunk, max_e
 
 @settings(deadline=None)
 @given(BATCHES)
-def test_what_is_built_is_sane(batches):
+def test_built_indexes_pass_kafkas_sanity_check(batches):
     batches = with_offsets(1000, batches)
     index, times = build(IndexBuilder(1000, 100), batches, 7)
     assert lawful_offset_index(offset_index.read(index, 1000, "p"), 1000, sum(b[1] for b in batches))
@@ -115,7 +115,7 @@ def test_one_batch_gives_one_forced_time_entry():
     assert build(IndexBuilder(40), [(40, 100, 0)], 1) == (b"", bytes(12))
 
 
-def test_nothing_appended():
+def test_indexes_of_an_empty_log():
     builder = IndexBuilder(3)
     builder.append([], [], [])
     assert builder.finish() == (b"", b"")

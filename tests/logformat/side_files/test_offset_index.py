@@ -20,7 +20,7 @@ RISING = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), max_siz
 )
 
 
-def entries_of(base, table):
+def decode_entries(base, table):
     out = np.empty(len(table), offset_index.ENTRY)
     out["offset"], out["position"] = table[:, 0] + base, table[:, 1]
     return out
@@ -28,7 +28,7 @@ def entries_of(base, table):
 
 @given(st.integers(0, 2**60), RISING, st.integers(0, 5))
 def test_write_then_read_with_any_zero_tail(base, table, zeros):
-    entries = entries_of(base, table)
+    entries = decode_entries(base, table)
     data = offset_index.write(entries, base, "p")
     assert len(data) == 8 * len(entries)
     assert np.array_equal(offset_index.read(data + bytes(8 * zeros), base, "p"), entries)
@@ -56,7 +56,7 @@ def test_a_torn_offset_index_is_refused_at_its_tear():
 def test_entries_that_do_not_fit_an_offset_index_are_refused():
     for table, kind in (([[2**31, 5]], "relative_offset"), ([[-1, 5]], "relative_offset"), ([[5, 2**31]], "index")):
         with pytest.raises(LogFormatError) as caught:
-            offset_index.write(entries_of(7, np.array([[1, 1], *table])), 7, "p")
+            offset_index.write(decode_entries(7, np.array([[1, 1], *table])), 7, "p")
         assert (caught.value.kind, caught.value.position) == (kind, 8)
-    largest = entries_of(2**62, np.array([[2**31 - 1, 2**31 - 1]]))
+    largest = decode_entries(2**62, np.array([[2**31 - 1, 2**31 - 1]]))
     assert offset_index.write(largest, 2**62, "p").hex() == "7fffffff7fffffff"

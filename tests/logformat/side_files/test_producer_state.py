@@ -107,7 +107,7 @@ def test_each_batch_a_summary_of_few_producers(batches, data):
 @pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(logs(ALL_KINDS, max_size=8, producers=2), CUTS, st.data())
-def test_what_cannot_be_raises_wherever_it_is_seen(batches, cuts, data):
+def test_impossible_state_raises_on_read_and_append(batches, cuts, data):
     expected = replay(batches)
     state = ProducerState()
     try:
@@ -122,7 +122,7 @@ def test_what_cannot_be_raises_wherever_it_is_seen(batches, cuts, data):
 @pytest.mark.long
 @settings(deadline=None)
 @given(SNAPSHOT, st.integers(0, 60), st.integers(1, 40), logs(KINDS), CUTS, st.data())
-def test_from_a_snapshot(rows, now, expiration, batches, cuts, data):
+def test_state_continues_from_a_snapshot(rows, now, expiration, batches, cuts, data):
     # Open transactions of the snapshot began below the log, each at an offset of its own.
     shift = 1000
     for name in ("base_offset", "last_offset"):

@@ -25,7 +25,7 @@ def tables(draw):
     return table
 
 
-def entries_of(base, table):
+def decode_entries(base, table):
     out = np.empty(len(table), time_index.ENTRY)
     out["timestamp"], out["offset"] = table[:, 0], table[:, 1] + base
     return out
@@ -33,7 +33,7 @@ def entries_of(base, table):
 
 @given(st.integers(0, 2**60), tables(), st.integers(0, 5))
 def test_write_then_read_with_any_zero_tail(base, table, zeros):
-    entries = entries_of(base, table)
+    entries = decode_entries(base, table)
     data = time_index.write(entries, base, "p")
     assert len(data) == 12 * len(entries)
     if zeros and table.tolist() == [[0, 0]]:
@@ -67,5 +67,5 @@ def test_a_torn_time_index_is_refused_at_its_tear():
 
 def test_entries_that_do_not_fit_a_time_index_are_refused():
     with pytest.raises(LogFormatError) as caught:
-        time_index.write(entries_of(7, np.array([[1, 1], [2, 2**31]])), 7, "p")
+        time_index.write(decode_entries(7, np.array([[1, 1], [2, 2**31]])), 7, "p")
     assert (caught.value.kind, caught.value.position) == ("relative_offset", 12)

@@ -24,7 +24,7 @@ REAL = bytes.fromhex(
 )
 
 
-def entries_of(rows):
+def make_entries(rows):
     """Return entries of rows (first, last, last stable)."""
     return np.array([(0, 7, *row) for row in rows], transaction_index.ENTRY)
 
@@ -41,7 +41,7 @@ ROWS = st.lists(
 
 @given(ROWS)
 def test_write_then_read(rows):
-    entries = entries_of(rows)
+    entries = make_entries(rows)
     data = transaction_index.write(entries)
     assert len(data) == 34 * len(rows)
     assert np.array_equal(transaction_index.read(data, "p"), entries)

@@ -54,7 +54,7 @@ def test_writes_count(clock):
     assert out.closed
 
 
-def test_without_a_limit_no_thread_waits(clock):
+def test_no_thread_waits_without_a_limit(clock):
     paid(io.BytesIO()).write(b"12345")
     with limited(0):
         spend(1 << 40)

@@ -78,7 +78,7 @@ def test_anywhere_in_an_argument(text):
     assert has_secret(text)
 
 
-def test_of_an_endpoint_in_the_environment_too(monkeypatch):
+def test_endpoint_with_credentials_in_the_environment_is_refused(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://AKIA:hush@127.0.0.1:1")
     with pytest.raises(PlaceError, match=r"an endpoint \(AWS_ENDPOINT_URL\) without credentials"):
         file_system("s3://bucket/a")

@@ -49,7 +49,7 @@ def content(store: ObjectStore, path: str) -> bytes:
         return file.read()
 
 
-def test_what_is_written_stays_as_it_was_given(store: ObjectStore) -> None:
+def test_written_bytes_are_copied_from_the_buffer(store: ObjectStore) -> None:
     """A writer uses its buffer again: the parts of a large file are sent later."""
     buffer, expected = np.empty(3 * MIB, np.uint8), b""
     with store.open_output_stream("logs/reused") as stream:
@@ -72,7 +72,7 @@ def test_a_file_whose_writer_fails_is_not_there(store: ObjectStore, wrap: Callab
         store.open_input_file("logs/failed")
 
 
-def test_only_the_first_puts_if_absent(store: ObjectStore) -> None:
+def test_put_if_absent_succeeds_once(store: ObjectStore) -> None:
     assert store.put_if_absent("logs/once", b"1")
     assert not store.put_if_absent("logs/once", b"2")
     assert content(store, "logs/once") == b"1"
@@ -98,7 +98,7 @@ def test_parts_that_are_read_ahead_are_those_that_are_asked_for(store: ObjectSto
     assert counts["read"] == len(ranges) <= 14
 
 
-def test_nothing_is_read_ahead_of_a_limit_or_of_little(store: ObjectStore, proxy: S3Proxy) -> None:
+def test_no_read_ahead_with_a_limit_or_for_small_reads(store: ObjectStore, proxy: S3Proxy) -> None:
     put(store, "logs/limit", bytes(4 * MIB))
     with store.open_input_file("logs/limit") as file, counted() as counts:
         file.will_read([(0, 1000)])

@@ -30,7 +30,7 @@ from lastkey.udfs.reindex.write import Target
 from lastkey.udfs.storage import open_root, opened, read_file
 from lastkey.udfs.verify.partition import check_partition
 from tests.builders.damage import SEGMENT_OFFSETS, Partition, build
-from tests.builders.sources import read, tasks_of
+from tests.builders.sources import list_tasks, read
 
 LOG = f"t-0/{segment_file(SEGMENT_OFFSETS, 'log')}"
 
@@ -94,7 +94,7 @@ OPENERS = [
 
 @pytest.mark.parametrize(("make", "found"), INSTEAD, ids=[found for _, found in INSTEAD])
 @pytest.mark.parametrize("opener", OPENERS, ids=range(len(OPENERS)))
-def test_only_regular_files_are_opened(
+def test_special_files_are_not_opened(
     part: Partition, opener: Callable[[str, str], object], make: Callable[[Path], None], found: str
 ) -> None:
     put(part.root / LOG, make)
@@ -108,7 +108,7 @@ def test_only_regular_files_are_opened(
 def test_a_log_that_is_replaced_behind_the_listing(part: Partition, make: Callable[[Path], None], found: str) -> None:
     """Every job has listed it as a file."""
     plan, listed = part.plan(), part.listed()
-    tasks = tasks_of("kafka_log", part.root, badRecords="quarantine")
+    tasks = list_tasks("kafka_log", part.root, badRecords="quarantine")
     size = part.log(SEGMENT_OFFSETS).stat().st_size
     put(part.root / LOG, make)
     result = part.compact(plan=plan)

@@ -187,7 +187,7 @@ def test_a_log_without_its_manifest_counts_if_it_can_be_read(tmp_path, compresse
     assert len([info for info in listed if "-stray/" in info.path]) == compressed  # audits see what does not count
 
 
-def test_what_was_uploaded_since_is_found(tmp_path, put):
+def test_later_uploads_are_found(tmp_path, put):
     put(tmp_path, "t-0", 1, segment(batches(0, 100)))
     shown = Shown(tmp_path, put)
     assert shown.starts() == [0]

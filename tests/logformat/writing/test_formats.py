@@ -31,7 +31,7 @@ DATA = st.one_of(st.none(), st.binary(max_size=70), st.just(b"x" * 300))
 HEADERS = st.lists(st.tuples(st.binary(max_size=3), st.one_of(st.none(), st.binary(max_size=70))), max_size=3)
 
 
-def rows_of(data):
+def read_rows(data):
     raw = np.frombuffer(data, np.uint8)
     rows = np.empty(len(raw) // 45 + 1, BATCH)
     n, end, status, expected, found = walk.walk_batches(raw, len(raw), 0, -1, NO_END, walk.CHECK_ALL, rows)
@@ -41,15 +41,15 @@ def rows_of(data):
 
 def convert(data, magic):
     """Return a log in another format, and which batches changed."""
-    raw, rows = rows_of(data)
+    raw, rows = read_rows(data)
     parts = list(Converter(magic).convert(Chunk(0, raw, rows, path="t-0/0.log")))
     changed = np.concatenate([np.zeros(0, np.bool_), *(part.changed for part in parts)])
     return b"".join(part.data.tobytes() for part in parts), changed.tolist()
 
 
-def batches_of(data):
+def split_batches(data):
     """Return the bytes of each batch."""
-    _, rows = rows_of(data)
+    _, rows = read_rows(data)
     return [data[r["position"] : r["position"] + r["size"]] for r in rows]
 
 
@@ -103,7 +103,7 @@ def test_drawn_batch_equals_the_twin_and_round_trips(drawn):
         data, start = data + made.data, made.last_offset + 1
     there, changed = convert(data, 3)
     assert all(changed)
-    for before, after in zip(batches_of(data), batches_of(there), strict=True):
+    for before, after in zip(split_batches(data), split_batches(there), strict=True):
         if before[22] & 7 in (NONE, ZSTD):  # the twin's libraries write the same bytes
             assert after == v3.to_v3(before)
         assert v3.as_v2(after) == log.decode_batch(before)
@@ -119,7 +119,7 @@ def test_golden_logs_round_trip(cases, name, tmp_path):
             there, changed = convert(data, 3)
             back, _ = convert(there, 2)
             assert len(there) <= len(data) or not all(changed)
-            for before, after, moved in zip(batches_of(data), batches_of(back), changed, strict=True):
+            for before, after, moved in zip(split_batches(data), split_batches(back), changed, strict=True):
                 assert moved == (before[16] == 2 and not before[22] & 0x20)
                 if not moved or before[22] & 7 in (NONE, GZIP, LZ4):
                     assert after == before
@@ -160,7 +160,7 @@ def test_a_body_that_its_fields_do_not_give_again_stays_as_it_is(body, count, co
     assert convert(there, 2)[0] == data
 
 
-def test_what_magic_3_cannot_hold_stays_as_it_is():
+def test_batches_that_magic_3_cannot_hold_are_copied():
     marker = log.marker_batch(0, 7, log.COMMIT, timestamp=1)
     torn = bytearray(log.data_batch(1, [(1, b"k", b"v")]).data)
     torn[-1] = 9  # a header that is not there
@@ -278,7 +278,7 @@ def test_sections_above_the_limit_are_refused(tmp_path):
 def test_a_batch_that_only_magic_3_puts_above_the_limit_stays():
     """Steps between timestamps that jump take more bytes than their deltas."""
     data = log.data_batch(0, [(2**60 * (i % 2), b"k", b"v") for i in range(100)]).data
-    raw, rows = rows_of(data)
+    raw, rows = read_rows(data)
     for limit, changed in ((len(data) - 61, False), (2 * len(data), True)):
         (part,) = Converter(3, max_batch_bytes=limit).convert(Chunk(0, raw, rows, path="t-0/0.log"))
         assert part.changed.tolist() == [changed]

@@ -94,7 +94,7 @@ def expected_batches(base_offset, batches):
     return out
 
 
-def rows_of(batches, path):
+def decode_rows(batches, path):
     """Return the records as RECORDS has them, one dictionary each."""
     position = 0
     for b in batches:
@@ -148,7 +148,7 @@ def test_written_and_read_back(base_offset, batches, hostile, data):
             one.validate(full=True)
             assert one.schema == RECORDS
             assert 0 < one.num_rows <= hostile["max_rows"]
-        rows = list(rows_of(log, path))
+        rows = list(decode_rows(log, path))
         assert plain(pa.Table.from_batches(arrow, RECORDS)) == rows
 
         headers = pa.Table.from_batches(segment.batches(), BATCHES)
@@ -231,7 +231,7 @@ def test_timestamps_at_the_ends_of_their_type(tmp_path):
         ({"key": [b"a"], "headers": [[None]]}, {}, "a header that is null"),
     ],
 )
-def test_what_no_batch_can_hold(records, options, message):
+def test_records_that_no_batch_can_hold(records, options, message):
     from lastkey.logformat.schemas import HEADERS
 
     kinds = {"key": pa.binary(), "offset": pa.int64(), "headers": HEADERS}

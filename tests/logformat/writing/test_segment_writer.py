@@ -95,7 +95,7 @@ def test_a_refused_batch_leaves_nothing_behind(tmp_path, damage, kind):
     assert (tmp_path / "b" / f"{2:020d}.log").read_bytes() == data
 
 
-def test_after_an_error_there_is_no_index(tmp_path):
+def test_failed_segment_has_no_index(tmp_path):
     with pytest.raises(KeyError), SegmentWriter(tmp_path, 0) as writer:
         writer.append_records(ONE)
         raise KeyError
@@ -128,7 +128,7 @@ def test_transactions_over_segments(tmp_path):
     assert entry["current_txn_first_offset"] == 0
 
 
-def test_what_is_refused_does_not_end_a_transaction(tmp_path):
+def test_refused_marker_does_not_end_a_transaction(tmp_path):
     """A marker that a segment's indexes cannot reach goes into the next one."""
     producers, end = ProducerState(), 2**31
     marker = {"producer_id": 1, "producer_epoch": 0, "commit": False, "timestamp": 9, "offset": end}

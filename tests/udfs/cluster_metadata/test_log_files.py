@@ -15,8 +15,8 @@ from tests.builders.metadata import (
     NO_OP,
     config,
     record,
+    record_time_ms,
     removed,
-    time_of,
     topic,
     unregistered,
     write_log,
@@ -40,7 +40,7 @@ def test_the_newest_value_wins_and_null_removes(tmp_path):
     ])  # fmt: skip
     found = read(tmp_path)
     assert settings(found) == {"a": {"retention.ms": "2"}, "b": {"retention.ms": ""}}
-    assert (found.end_offset, found.time_ms, found.notes) == (9, time_of(8), [])
+    assert (found.end_offset, found.time_ms, found.notes) == (9, record_time_ms(8), [])
 
 
 def test_a_topic_made_again_has_nothing_of_the_old_one(tmp_path):
@@ -48,7 +48,7 @@ def test_a_topic_made_again_has_nothing_of_the_old_one(tmp_path):
     assert settings(read(tmp_path)) == {"a": {}}
 
 
-def test_only_transactions_that_ended_count(tmp_path):
+def test_open_metadata_transactions_are_ignored(tmp_path):
     ended = [BEGIN, config("a", "x", "1"), topic("b", 2), END]
     aborted = [BEGIN, config("a", "x", "2"), removed(1), ABORT]
     still_open = [BEGIN, config("a", "x", "3")]
@@ -121,8 +121,8 @@ def test_changes_since_a_moment(tmp_path):
     assert newer(2) == "has 1 later change of topics or settings, from offset 3 on"
     assert newer(4) is None
     assert newer(400) is None
-    assert newer(-1, time_of(1)) == "has 1 later change of topics or settings, from offset 3 on"
-    assert newer(-1, time_of(3)) is None
+    assert newer(-1, record_time_ms(1)) == "has 1 later change of topics or settings, from offset 3 on"
+    assert newer(-1, record_time_ms(3)) is None
 
 
 def test_changes_before_the_log_begins_are_not_known(tmp_path):

@@ -238,7 +238,7 @@ def test_a_damaged_offset_is_not_the_high_watermark(part: Partition, high_waterm
 
 @pytest.mark.parametrize("bit", [4, 20, 40])
 @pytest.mark.parametrize("index", [True, False])
-def test_nor_is_one_in_the_last_segment(part: Partition, index: bool, bit: int) -> None:
+def test_bad_batch_in_the_last_segment_is_no_torn_tail(part: Partition, index: bool, bit: int) -> None:
     """Damage its last batch: only the index, or the high watermark, shows that another batch was there."""
     position = part.positions(ACTIVE)[-1]
     base = ACTIVE + 2 * RECORDS
@@ -261,7 +261,7 @@ def test_nor_is_one_in_the_last_segment(part: Partition, index: bool, bit: int) 
 
 
 @pytest.mark.parametrize("bit", [3, 20, 40])
-def test_nor_where_another_batch_lies_behind_it(part: Partition, bit: int) -> None:
+def test_bad_batch_before_an_intact_one_is_no_torn_tail(part: Partition, bit: int) -> None:
     position = part.positions(ACTIVE)[1]
     flip(part.log(ACTIVE), position + 7 - bit // 8, bit % 8)
     problem = part.compact(plan=changed(part.plan(), high_watermark=ACTIVE + RECORDS + 1)).problem
@@ -641,7 +641,7 @@ def test_empty_last_segment(part: Partition) -> None:
     assert (result.log.next_offset, result.log.segments[-1].base_offset) == (end, end)
 
 
-def test_only_empty_segments(tmp_path: Path) -> None:
+def test_log_of_empty_segments(tmp_path: Path) -> None:
     part = build(tmp_path / "archive")
     for number in range(SEGMENTS):
         part.write(number * SEGMENT_OFFSETS, [])

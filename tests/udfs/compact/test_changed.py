@@ -26,7 +26,7 @@ from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
 from lastkey.udfs.storage import Root
 from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, START_MS, Partition, build
 from tests.builders.faults import Fault, faults, happened
-from tests.builders.folders import lay_out, plan_of
+from tests.builders.folders import lay_out, make_plan
 from tests.builders.splits import compact_in_blocks
 from tests.builders.trees import files_in
 from tests.reference.cleaner import Segment, Settings
@@ -57,7 +57,7 @@ def copied(part: Partition) -> Partition:
     return part
 
 
-def log_of(part: Partition, number: int = 1) -> Path:
+def log_path(part: Partition, number: int = 1) -> Path:
     return files_in(part.folder)[number]
 
 
@@ -82,7 +82,7 @@ def changed(part: Partition, tmp_path: Path, *given: Fault) -> Problem:
 
 @pytest.mark.parametrize("at", HEADER + BODY)
 def test_byte_flipped_before_the_second_read(part: Partition, tmp_path: Path, at: int) -> None:
-    log = log_of(part)
+    log = log_path(part)
     position = part.positions(int(log.stem))[1]
     fault = Fault("read", str(log), nth=2, at=position + at, flip=(position + at, 0x01))
     problem = changed(part, tmp_path, fault)
@@ -94,7 +94,7 @@ def test_byte_flipped_before_the_second_read(part: Partition, tmp_path: Path, at
 
 @pytest.mark.parametrize("at", HEADER + BODY)
 def test_byte_flipped_before_a_copied_run_is_read(copied: Partition, tmp_path: Path, at: int) -> None:
-    log = log_of(copied, 2)
+    log = log_path(copied, 2)
     position = copied.positions(int(log.stem))[1]
     problem = changed(copied, tmp_path, Fault("read", str(log), nth=3, at=position + at, flip=(position + at, 0x80)))
     assert problem.path == f"t-0/{log.name}"
@@ -102,7 +102,7 @@ def test_byte_flipped_before_a_copied_run_is_read(copied: Partition, tmp_path: P
 
 @pytest.mark.parametrize("nth", [2, 3])
 def test_cut_before_a_later_read(copied: Partition, tmp_path: Path, nth: int) -> None:
-    log = log_of(copied, 2)
+    log = log_path(copied, 2)
     problem = changed(copied, tmp_path, Fault("open", str(log), nth=nth, truncate=100))
     assert (problem.path, problem.found) == (f"t-0/{log.name}", "end of file")
 
@@ -110,7 +110,7 @@ def test_cut_before_a_later_read(copied: Partition, tmp_path: Path, nth: int) ->
 @pytest.mark.parametrize("nth", [2, 3])
 def test_replaced_by_another_log_of_the_same_shape(copied: Partition, tmp_path: Path, nth: int) -> None:
     """All checksums fit, all offsets and sizes are the same: only the values differ."""
-    log = log_of(copied, 2)
+    log = log_path(copied, 2)
     data = bytearray(log.read_bytes())
     _sign_other_values(data, copied.positions(int(log.stem)))
     problem = changed(copied, tmp_path, Fault("open", str(log), nth=nth, replace=bytes(data)))
@@ -124,9 +124,9 @@ def _sign_other_values(data: bytearray, positions: list[int]) -> None:
 
 
 @pytest.mark.parametrize("nth", [2, 3])
-def test_in_splits(part: Partition, tmp_path: Path, nth: int) -> None:
+def test_changes_between_reads_of_splits(part: Partition, tmp_path: Path, nth: int) -> None:
     """The second read finds the keys, the third writes; both are compared with the scan."""
-    log = log_of(part, 1)
+    log = log_path(part, 1)
     plan = part.plan()
     with faults(tmp_path, Fault("read", str(log), nth=nth, at=70, flip=(70, 0x01))):
         problem = compact_in_blocks(plan).result.problem
@@ -138,7 +138,7 @@ def test_in_splits(part: Partition, tmp_path: Path, nth: int) -> None:
 @pytest.mark.parametrize("nth", [2, 3])
 def test_report(part: Partition, tmp_path: Path, nth: int) -> None:
     """The second read counts records; the third reads a hot key's bytes at their position."""
-    log = log_of(part, 3)
+    log = log_path(part, 3)
     plan = part.plan()
     with faults(tmp_path, Fault("read", str(log), nth=nth, at=65, flip=(65, 0x01))):
         profile = profile_partition(ProfilePlan(plan, compacted=True))
@@ -181,7 +181,7 @@ def test_a_file_that_is_copied_under_an_earlier_base_is_read_back(
     monkeypatch.setattr(Root, "is_local", property(lambda self: False))
     values = [[(5, b"a", b"1")], [(6, b"a", b"2")], [(7, b"a", b"3"), (8, b"b", b"4")], [(9, b"c", b"5")]]
     segments = [Segment(o, (data_batch(o, v),), 100 + o) for o, v in zip([10, 11, 12, 14], values, strict=True)]
-    plan = plan_of(
+    plan = make_plan(
         lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(segment_bytes=1, index_interval_bytes=0),
         now_ms=10**6, log_start_offset=10,
     )  # fmt: skip

@@ -148,7 +148,7 @@ def test_bytes_with_an_uncleanable_section() -> None:
     assert (got.clean_bytes, got.cleanable_bytes) == (100, 200)
 
 
-def test_nothing_has_no_ratio() -> None:
+def test_empty_log_has_dirty_ratio_zero() -> None:
     assert CleanableRange(0, 0, 0, 0).ratio == 0.0
 
 
@@ -171,7 +171,7 @@ def test_delay_of_the_oldest_dirty_record(first_dirty: int, timestamps: list[int
     assert compaction_delay_ms(facts([0, 10, 20], None, timestamps), first_dirty, 20, 500, 1000) == expected
 
 
-def test_without_a_lag_there_is_no_delay() -> None:
+def test_no_delay_without_a_lag() -> None:
     assert compaction_delay_ms(facts([0, 10], None, [1, 1]), 0, 10, 2**63 - 1, 2**62) == 0
 
 

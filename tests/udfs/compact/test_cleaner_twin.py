@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, event, example, given, note, settings
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.udfs.compact.plan import Limits
 from tests.builders.drawn import NOW, Drawn, logs
-from tests.builders.folders import Outcome, compact, lay_out, load, log_end, plan_of, survivors
+from tests.builders.folders import Outcome, compact, lay_out, load, log_end, make_plan, survivors
 from tests.builders.plans import changed
 from tests.reference.cleaner import AbortedTxn, Cleaned, Segment, Settings, clean, group_segments_by_size
 from tests.reference.log import ABORT, COMMIT, NONE, Batch, Record, data_batch, marker_batch
@@ -119,7 +119,7 @@ def run_passes(drawn: Drawn, tmp: Path) -> None:
     log = load(segments, drawn.log_start_offset, sealed=drawn.sealed)
     checkpoints = [drawn.checkpoint, *drawn.later_checkpoints]
     for number, (now_ms, checkpoint) in enumerate(zip(drawn.times, checkpoints, strict=True)):
-        plan = plan_of(
+        plan = make_plan(
             archived, tmp / f"store{number}", drawn.settings, now_ms=now_ms, log_start_offset=drawn.log_start_offset,
             checkpoint=checkpoint, sealed=drawn.sealed, force=checkpoint is None, null_keys=drawn.null_keys,
         )  # fmt: skip
@@ -226,7 +226,7 @@ def test_an_index_entry_stays_in_a_segment_that_is_not_cleaned(tmp_path: Path) -
     )  # fmt: skip
     archived = lay_out(tmp_path / "archive", segments)
     for number in range(3):
-        plan = plan_of(archived, tmp_path / f"store{number}", Settings(), now_ms=NOW, log_start_offset=0)
+        plan = make_plan(archived, tmp_path / f"store{number}", Settings(), now_ms=NOW, log_start_offset=0)
         ours = compact(plan)
         assert [b.base_offset for b in survivors(ours.segments())] == [1, 2, 3]
         assert ours.aborted() == (AbortedTxn(1, 0, 2, 3),)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lastkey.udfs.compact.plan import PartitionPlan
 from tests.builders.drawn import Drawn, logs, plan_of_drawn
-from tests.builders.folders import Outcome, archived_at, compact, golden_plan, lay_out, plan_of
+from tests.builders.folders import Outcome, archived_at, compact, golden_plan, lay_out, make_plan
 from tests.builders.plans import changed
 from tests.builders.splits import assert_same_all_ways
 from tests.golden import Case, case_names
@@ -96,7 +96,7 @@ def test_drawn_logs_all_ways(
 TEXT = b"a value that repeats and repeats and repeats, number %d"
 
 
-def log_of(*codecs: int) -> list[Segment]:
+def make_segment(*codecs: int) -> list[Segment]:
     """Return a segment with a batch of ten keys for each codec; a key of each is superseded by the next."""
     batches, offset = [], 0
     for i, codec in enumerate(codecs):
@@ -108,7 +108,7 @@ def log_of(*codecs: int) -> list[Segment]:
 
 def plan_for(tmp_path: Path, segments: list[Segment]) -> PartitionPlan:
     archived = lay_out(tmp_path / "archive", segments)
-    return plan_of(archived, tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0, sealed=True)
+    return make_plan(archived, tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0, sealed=True)
 
 
 def test_levels_count_for_the_codec_that_the_type_names(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_levels_count_for_the_codec_that_the_type_names(tmp_path: Path) -> None:
 
 
 def test_a_batch_of_the_codec_keeps_its_bytes(tmp_path: Path) -> None:
-    plan = plan_for(tmp_path, log_of(ZSTD, GZIP, ZSTD))
+    plan = plan_for(tmp_path, make_segment(ZSTD, GZIP, ZSTD))
     source = archived_batches(plan)
     new = compact(compressing(plan, "zstd", every=True, zstd=19))
     [segment] = new.segments()
@@ -148,7 +148,7 @@ def test_control_batches_keep_their_codec(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_foretells_the_size(tmp_path: Path) -> None:
-    segments = log_of(*[GZIP, NONE, LZ4, SNAPPY] * 30)
+    segments = make_segment(*[GZIP, NONE, LZ4, SNAPPY] * 30)
     plan = compressing(plan_for(tmp_path, segments), "zstd", every=True)
     real = compact(plan).result
     dry = compact(changed(plan, dry_run=True)).result

@@ -11,7 +11,7 @@ import pytest
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
 from tests.builders.damage import flip
-from tests.builders.folders import Archived, Outcome, archived_at, compact, golden_plan, lay_out, load, plan_of
+from tests.builders.folders import Archived, Outcome, archived_at, compact, golden_plan, lay_out, load, make_plan
 from tests.builders.plans import changed
 from tests.builders.splits import compact_in_blocks
 from tests.builders.steps import at_step
@@ -21,7 +21,7 @@ from tests.reference.cleaner import Segment, Settings, cleanable_range
 from tests.reference.log import GZIP, SNAPPY, ZSTD, Batch, Record, data_batch, marker_batch
 
 
-def batches_of(plan: PartitionPlan) -> list[list[Batch]]:
+def decode_segments(plan: PartitionPlan) -> list[list[Batch]]:
     """Return the batches of each segment of the plan."""
     return [decode_any((Path(s.root) / s.path).read_bytes()) for s in plan.input.segments]
 
@@ -35,7 +35,7 @@ def open_from(plan: PartitionPlan) -> int:
     """Return the number of the first segment that must not change: the last one, or one with an open transaction."""
     segments = [
         Segment(s.base_offset, tuple(batches), 0)
-        for s, batches in zip(plan.input.segments, batches_of(plan), strict=True)
+        for s, batches in zip(plan.input.segments, decode_segments(plan), strict=True)
     ]
     end = cleanable_range(load(segments, 0), Settings(), None, plan.run.now_ms).first_uncleanable_offset
     return sum(s.base_offset < end for s in segments)
@@ -66,7 +66,7 @@ def young(records: list[Record], oldest_ms: int) -> list[Record]:
 
 def check_nothing_else_went(plan: PartitionPlan, done: Outcome, oldest_ms: int) -> None:
     """Check the records against the plain reader, and that control batches and offsets did not change."""
-    was, after = batches_of(plan), batches_after(done)
+    was, after = decode_segments(plan), batches_after(done)
     gone = len([one for one in done.result.log.expired for _ in range(one.segments)])
     closed = open_from(plan)
     expected = [r for batches in was[gone:closed] for r in young(data_records(batches), oldest_ms)]
@@ -100,7 +100,7 @@ def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) ->
     case = cases[name]
     partition = case.partitions[0]
     plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path)
-    closed = [b for batches in batches_of(plan)[: open_from(plan)] for b in batches]
+    closed = [b for batches in decode_segments(plan)[: open_from(plan)] for b in batches]
     all_times = times(closed)
     if not all_times:  # of magic 0: without times no record is too old, and segments go by the times of their files
         oldest = plan.input.segments[0].mtime_ms + 1
@@ -200,21 +200,21 @@ def test_drawn_logs(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     archived = drawn(rng, tmp_path / "archive")
     oldest = NOW_MS - rng.randint(0, 12) * DAY
-    plan = exact(plan_of(archived, tmp_path / "store", Settings(), now_ms=NOW_MS, log_start_offset=0), oldest)
+    plan = exact(make_plan(archived, tmp_path / "store", Settings(), now_ms=NOW_MS, log_start_offset=0), oldest)
     done = compact(plan)
     if done.result.status == "not_due":
-        closed = [b for batches in batches_of(plan)[: open_from(plan)] for b in batches]
+        closed = [b for batches in decode_segments(plan)[: open_from(plan)] for b in batches]
         assert data_records(closed) == young(data_records(closed), oldest)
         return
     assert done.result.status == "cleaned", done.result.problem
     check_nothing_else_went(plan, done, oldest)
     left = done.as_archive(tmp_path / "again", snapshots=False)
-    plan = plan_of(left, tmp_path / "b", Settings(), now_ms=NOW_MS, log_start_offset=done.result.log.log_start_offset)
+    plan = make_plan(left, tmp_path / "b", Settings(), now_ms=NOW_MS, log_start_offset=done.result.log.log_start_offset)
     again = compact(exact(plan, oldest)).result  # whole segments may go now, because their young records are gone
     assert again.work.counters.get("dropped_expired", 0) == 0
 
 
-def log_of(*ages: list[int], root: Path) -> Archived:
+def write_aged_log(*ages: list[int], root: Path) -> Archived:
     """Write a segment for each list of ages in days, a batch for each record; add a last segment with a young
     record.
     """
@@ -230,12 +230,12 @@ def log_of(*ages: list[int], root: Path) -> Archived:
 
 
 def week(archived: Archived, store: Path, **fields: object) -> PartitionPlan:
-    plan = plan_of(archived, store, Settings(), now_ms=NOW_MS, log_start_offset=0)
+    plan = make_plan(archived, store, Settings(), now_ms=NOW_MS, log_start_offset=0)
     return changed(exact(plan, NOW_MS - 7 * DAY), **fields)
 
 
-def test_only_what_changes_and_what_is_before_it_is_written(tmp_path: Path) -> None:
-    archived = log_of([1, 1], [9, 1], [1, 1], [1, 1], root=tmp_path / "archive")
+def test_changed_segment_and_those_before_it_are_written(tmp_path: Path) -> None:
+    archived = write_aged_log([1, 1], [9, 1], [1, 1], [1, 1], root=tmp_path / "archive")
     done = compact(week(archived, tmp_path))
     assert [s.root for s in done.result.log.segments] == ["store", "store", "archive", "archive", "archive"]
     assert done.result.work.counters["dropped_expired"] == 1
@@ -244,8 +244,8 @@ def test_only_what_changes_and_what_is_before_it_is_written(tmp_path: Path) -> N
     assert [s.min_timestamp_ms for s in done.result.log.segments] == [NOW_MS - DAY] * 4 + [-1]
 
 
-def test_what_is_known_to_be_young_is_not_read_again(tmp_path: Path) -> None:
-    archived = log_of([9, 1], [1, 1], [1, 1], root=tmp_path / "archive")
+def test_segments_with_young_timestamps_are_not_read_again(tmp_path: Path) -> None:
+    archived = write_aged_log([9, 1], [1, 1], [1, 1], root=tmp_path / "archive")
     plan = week(archived, tmp_path)
     for known, read in ((NOW_MS - DAY, 2), (NOW_MS - 8 * DAY, 6), (-1, 6), (NO_TIMESTAMP, 2)):
         segments = (plan.input.segments[0], *(replace(s, min_timestamp_ms=known) for s in plan.input.segments[1:]))
@@ -256,7 +256,7 @@ def test_what_is_known_to_be_young_is_not_read_again(tmp_path: Path) -> None:
 
 
 def test_dry_run_lists_deletions(tmp_path: Path) -> None:
-    archived = log_of([9, 9], [1, 9], [1, 1], root=tmp_path / "archive")
+    archived = write_aged_log([9, 9], [1, 9], [1, 1], root=tmp_path / "archive")
     done, dry = compact(week(archived, tmp_path)), compact(week(archived, tmp_path, folder="dry", dry_run=True))
     assert dry.result.work.counters == done.result.work.counters
     assert dry.result.log.expired == done.result.log.expired
@@ -265,7 +265,7 @@ def test_dry_run_lists_deletions(tmp_path: Path) -> None:
 
 
 def test_bytes_that_changed_since_the_scan_stop_it(tmp_path: Path) -> None:
-    archived = log_of([9, 1], [1, 1], root=tmp_path / "archive")
+    archived = write_aged_log([9, 1], [1, 1], root=tmp_path / "archive")
     path = tmp_path / "archive" / archived.segments[0].path
     with at_step("segments scanned", lambda: flip(path, path.stat().st_size - 1)):
         done = compact(week(archived, tmp_path))

@@ -77,7 +77,7 @@ def twin(rows, log_start, limits, last_may_go, above):
     return out
 
 
-def times_of(rows, above) -> SegmentTimes:
+def segment_times(rows, above) -> SegmentTimes:
     base, size, largest, mtime = np.array(rows, np.int64).T
     return SegmentTimes(base, size, largest, largest, mtime, above)
 
@@ -89,12 +89,12 @@ def test_the_walk_of_kafka(log, retention_ms, retention_bytes, last_may_go, abov
     limits = RetentionLimits(retention_ms, retention_bytes)
     given = {"log_start_offset": log_start, "now_ms": NOW_MS, "last_may_go": last_may_go}
     expected = twin(rows, log_start, limits, last_may_go, above)
-    assert expired_segments(times_of(rows, above), limits, **given) == expected
+    assert expired_segments(segment_times(rows, above), limits, **given) == expected
     rows = [*rows, (100, above, NOW_MS, NOW_MS)] if above else rows  # as in the listing
-    may = may_take_any(times_of(rows, 0), limits, **given)
+    may = may_take_any(segment_times(rows, 0), limits, **given)
     assert may == any(expected.values()) or (above and may)  # the function does not know the high watermark
     larger = [rows[0], *((r[0], r[1] + 5, *r[2:]) for r in rows[1:])]  # listed sizes of segments that are read in part
-    assert may_take_any(times_of(larger, 0), limits, **given) or not any(expected.values())
+    assert may_take_any(segment_times(larger, 0), limits, **given) or not any(expected.values())
 
 
 # -- whole partitions
@@ -102,7 +102,7 @@ def test_the_walk_of_kafka(log, retention_ms, retention_bytes, last_may_go, abov
 
 @pytest.mark.parametrize("zeros", [0, 1000])
 @pytest.mark.parametrize("watermark", [24, 30, 36, 40])
-def test_what_lies_above_the_high_watermark_counts(tmp_path, watermark, zeros):
+def test_bytes_above_the_high_watermark_count(tmp_path, watermark, zeros):
     """Each of four segments holds twelve offsets. The last may be preallocated: bytes outside of batches do not
     count.
     """
@@ -135,7 +135,7 @@ def largest_timestamps(plan: PartitionPlan) -> list[int]:
     return [max(b.max_timestamp for b in decode_log((Path(s.root) / s.path).read_bytes())) for s in plan.input.segments]
 
 
-def test_by_time_whole_segments_of_the_archive_stay_as_they_are(case, tmp_path):
+def test_retention_by_time_references_whole_archive_segments(case, tmp_path):
     plan = plan_for(case, tmp_path)
     n, largest = len(plan.input.segments), largest_timestamps(plan)
     assert n > 3
@@ -155,7 +155,7 @@ def test_by_time_whole_segments_of_the_archive_stay_as_they_are(case, tmp_path):
     assert not done.result.log.compacted
 
 
-def test_on_the_millisecond_it_stays(case, tmp_path):
+def test_segment_exactly_as_old_as_the_limit_is_kept(case, tmp_path):
     plan = plan_for(case, tmp_path)
     plan = plan_for(case, tmp_path, retention_ms=plan.run.now_ms - largest_timestamps(plan)[0])
     assert compact(plan).result.status == "not_due"
@@ -176,7 +176,7 @@ def test_the_last_segment_continuesly_if_nothing_appends_to_it(case, tmp_path, s
         assert segment.root == "archive"
 
 
-def test_by_size_then_by_time(case, tmp_path):
+def test_retention_by_size_precedes_retention_by_time(case, tmp_path):
     plan = plan_for(case, tmp_path)
     sizes, largest = [s.size_bytes for s in plan.input.segments], largest_timestamps(plan)
     limits = {"retention_bytes": sum(sizes[1:]), "retention_ms": plan.run.now_ms - largest[2] - 1}
@@ -196,7 +196,7 @@ def test_records_deleted_by_the_broker(case, tmp_path):
     assert done.result.log.log_start_offset == start
 
 
-def test_what_the_cleaner_leaves_expires_after_it(case, tmp_path):
+def test_retention_applies_after_cleaning(case, tmp_path):
     """Clean first, then apply retention to the cleaned segments, as a broker does."""
     plan = plan_for(case, tmp_path)
     both = changed(plan, force=True, settings=replace(plan.policy.settings, compacts=True))

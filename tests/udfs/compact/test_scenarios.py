@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.folders import Outcome, archived_at, compact, lay_out, load, log_end, plan_of, survivors
+from tests.builders.folders import Outcome, archived_at, compact, lay_out, load, log_end, make_plan, survivors
 from tests.builders.logs import write_partition
 from tests.builders.plans import changed
 from tests.builders.splits import assert_same_all_ways
@@ -141,7 +141,7 @@ class World:
         """
         force, now_ms = options.get("from") == "log-start", int(options["at"])
         root = self.folder / f"archive{self.rounds}"
-        plan = plan_of(
+        plan = make_plan(
             lay_out(root, self.segments), self.folder / f"store{self.rounds}", self.settings, now_ms=now_ms,
             log_start_offset=self.log_start, checkpoint=self.checkpoint, sealed=self.sealed, force=force,
             null_keys=self.null_keys,
@@ -220,11 +220,11 @@ def test_every_scenario_has_a_name_of_its_own_and_looks_at_something() -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [None, 5 * 10**9 + 1])
-def test_all_is_read_once_and_what_is_cleaned_once_more(checkpoint: int | None, tmp_path: Path) -> None:
+def test_log_is_read_once_and_its_cleaned_part_twice(checkpoint: int | None, tmp_path: Path) -> None:
     """Count bytes, wherever the offsets are."""
     write_partition(tmp_path / "archive" / "t-0", "a=1 || a=2 b=1 || c=1", base_offset=5 * 10**9)
     archived = archived_at(tmp_path / "archive", "t-0")
-    plan = plan_of(
+    plan = make_plan(
         archived, tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=5 * 10**9, checkpoint=checkpoint,
         force=checkpoint is None,
     )  # fmt: skip

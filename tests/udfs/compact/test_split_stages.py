@@ -22,7 +22,7 @@ from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.scan_partition import scan_all
 from lastkey.udfs.compact.split_stages import buckets_for, make_splits
 from lastkey.udfs.storage import open_root, read_file
-from tests.builders.folders import Outcome, archived_at, compact, lay_out, plan_of
+from tests.builders.folders import Outcome, archived_at, compact, lay_out, make_plan
 from tests.builders.plans import changed
 from tests.builders.s3_server import BUCKET, s3_server
 from tests.builders.splits import compact_in_blocks
@@ -34,14 +34,14 @@ NOW = 10**6
 
 
 def plan_for(tmp_path: Path, segments: list[Segment], checkpoint: int | None = None, chunk: int = 1) -> PartitionPlan:
-    plan = plan_of(
+    plan = make_plan(
         lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0,
         checkpoint=checkpoint, force=checkpoint is None, sealed=True,
     )  # fmt: skip
     return changed(plan, limits=replace(plan.run.limits, chunk_bytes=chunk))
 
 
-def log_of(*keys: str, per_segment: int = 100) -> list[Segment]:
+def make_segments(*keys: str, per_segment: int = 100) -> list[Segment]:
     """Return segments with a batch for each string and a record for each character, its key."""
     segments, offset, batches = [], 0, []
     for i, text in enumerate(keys):
@@ -91,7 +91,7 @@ def test_a_row_that_is_lost_or_comes_twice_ends_the_compaction(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = plan_for(tmp_path, log_of("abc", "cde", "afg"))
+    plan = plan_for(tmp_path, make_segments("abc", "cde", "afg"))
     real = getattr(stages, stage)
 
     def broken(*given):  # type: ignore[no-untyped-def]
@@ -107,7 +107,7 @@ def test_a_row_that_is_lost_or_comes_twice_ends_the_compaction(
 
 
 def test_a_problem_of_any_stage_is_that_of_the_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_for(tmp_path, log_of("abc", "cde", "afg"))
+    plan = plan_for(tmp_path, make_segments("abc", "cde", "afg"))
 
     def failing(*given):  # type: ignore[no-untyped-def]
         raise ValueError("broken here")
@@ -122,7 +122,7 @@ def test_a_problem_of_any_stage_is_that_of_the_partition(tmp_path: Path, monkeyp
 def test_splits_end_at_chunks_and_are_as_large_as_each_other(tmp_path: Path) -> None:
     rng = random.Random(1)
     texts = ["".join(rng.choices("abcdefgh", k=20)) for _ in range(64)]
-    plan = plan_for(tmp_path, log_of(*texts, per_segment=15))
+    plan = plan_for(tmp_path, make_segments(*texts, per_segment=15))
     scans = scan_all(plan, ChunkBuffer(1))
     size = sum(scan.size for scan in scans)
     for groups in ([range(5)], [range(2), range(2, 5)], [range(1), range(1, 3), range(3, 5)]):
@@ -135,8 +135,8 @@ def test_splits_end_at_chunks_and_are_as_large_as_each_other(tmp_path: Path) -> 
             assert max(n_chunks) - min(n_chunks) <= 2
 
 
-def test_how_many_splits(tmp_path: Path) -> None:
-    (scan,) = scan_all(plan_for(tmp_path, log_of("ab")), ChunkBuffer(1))
+def test_number_of_splits(tmp_path: Path) -> None:
+    (scan,) = scan_all(plan_for(tmp_path, make_segments("ab")), ChunkBuffer(1))
     chunk = scan.chunks[0]
 
     def splits(n_bytes: int, cores: int) -> int:
@@ -169,13 +169,13 @@ def _wrapper(first: int, n: int) -> bytes:
     return struct.pack(">qiI", first + n - 1, len(outer) + 4, zlib.crc32(outer)) + outer
 
 
-def test_what_a_scan_says_that_wrappers_hold_at_the_most(tmp_path: Path) -> None:
+def test_upper_bound_of_records_in_wrappers(tmp_path: Path) -> None:
     """Offsets bound the number of records; behind a hole, which offsets would count as records, the bytes do."""
     folder = tmp_path / "archive" / "t-0"
     folder.mkdir(parents=True)
     wrappers = [_wrapper(0, 1000), _wrapper(1000, 1), _wrapper(1001, 300), _wrapper(10**9, 5)]
     (folder / f"{0:020d}.log").write_bytes(b"".join(wrappers))
-    plan = plan_of(
+    plan = make_plan(
         archived_at(folder.parent, "t-0"), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0, sealed=True
     )  # fmt: skip
     (scan,) = scan_all(changed(plan, limits=replace(plan.run.limits, chunk_bytes=1)), ChunkBuffer(1))
@@ -191,7 +191,7 @@ def test_a_first_try_that_continues_behind_its_second_one_changes_nothing(tmp_pa
     """Spark retries a task (spark.speculation, or an executor taken for lost): the second try works while the first one
     waits between two segments, and then the first one ends too.
     """
-    plan = plan_for(tmp_path, log_of("ab", "cd", "ef", per_segment=1))
+    plan = plan_for(tmp_path, make_segments("ab", "cd", "ef", per_segment=1))
     expected = compact(changed(plan, folder="one"))
     tries: list[Outcome] = []
 
@@ -208,7 +208,7 @@ def test_a_first_try_that_continues_behind_its_second_one_changes_nothing(tmp_pa
 @pytest.mark.slow
 def test_segments_are_moved_in_a_bucket_too(tmp_path: Path) -> None:
     """Segments of tasks wait in folders of their own; one of them takes the base of the empty ones before it."""
-    plan = plan_for(tmp_path, log_of("abca", "aa", "aa", "bdea", "aefb", per_segment=1))
+    plan = plan_for(tmp_path, make_segments("abca", "aa", "aa", "bdea", "aefb", per_segment=1))
     plan = changed(plan, settings=replace(plan.policy.settings, segment_bytes=1))
     one = compact(plan)
     with s3_server():

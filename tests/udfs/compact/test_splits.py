@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lastkey.udfs.compact import compact_partition
 from lastkey.udfs.compact.passes import Clock
 from tests.builders.drawn import Drawn, logs, plan_of_drawn
-from tests.builders.folders import archived_at, compact, golden_plan, lay_out, plan_of, survivors
+from tests.builders.folders import archived_at, compact, golden_plan, lay_out, make_plan, survivors
 from tests.builders.limits import within
 from tests.builders.plans import changed
 from tests.builders.splits import assert_same, assert_same_all_ways, compact_in_blocks
@@ -62,7 +62,7 @@ def test_a_lost_marker_all_ways(tmp_path: Path, kind: int) -> None:
         Segment(300, (plain[1],), 1), Segment(500, (plain[2],), 1),
     ]  # fmt: skip
     archived = lay_out(tmp_path / "archive", segments)
-    plan = plan_of(archived, tmp_path / "store", Settings(), now_ms=1, log_start_offset=0, sealed=True)
+    plan = make_plan(archived, tmp_path / "store", Settings(), now_ms=1, log_start_offset=0, sealed=True)
     assert_same_all_ways(plan)
     offsets = [r.offset for b in survivors(compact(plan).segments()) for r in b.records]
     assert offsets == [*range(100, 140), 250, *range(500, 540)]
@@ -86,7 +86,7 @@ def many_keys(n_segments: int, n_batches: int, n_keys: int, seed: int) -> list[S
 def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_path: Path) -> None:
     """More keys than the table of a task may hold: one task continues in rounds, and several splits continue."""
     segments = many_keys(2, 500, 10**6, 3)
-    plan = plan_of(
+    plan = make_plan(
         lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0,
         sealed=True,
     )  # fmt: skip
@@ -106,7 +106,7 @@ def test_a_bit_that_the_temporary_file_of_rounds_loses_is_noticed(
 ) -> None:
     rows = [(1000, b"%d" % i, b"") for i in range(70_000)]
     archived = lay_out(tmp_path / "archive", [Segment(0, (data_batch(0, rows), data_batch(70_000, rows[:9])), 1000)])
-    plan = plan_of(archived, tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0, sealed=True)
+    plan = make_plan(archived, tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0, sealed=True)
 
     class Losing(io.BytesIO):
         def write(self, data: Any) -> int:
@@ -132,7 +132,7 @@ def test_one_batch_of_more_records_than_the_table_holds_keys(tmp_path: Path, cod
     n = 70_000
     rows = [(1000, b"%d" % (i * 7919 % n_keys), b"") for i in range(n)]
     segments = [Segment(0, (data_batch(0, rows, codec=codec), data_batch(n, rows[:9])), 1000)]
-    plan = plan_of(
+    plan = make_plan(
         lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0,
         sealed=True,
     )  # fmt: skip
@@ -152,7 +152,7 @@ def test_an_empty_group_gives_its_base_to_the_next_one_both_ways(tmp_path: Path)
     values = [[(5, b"a", b"1")], [(6, b"a", b"2")], [(7, b"a", b"3"), (8, b"b", b"4")], [(9, b"c", b"5")]]
     offsets = itertools.accumulate([1, 1, 2], initial=10)
     segments = [Segment(o, (data_batch(o, v),), 100 + o) for o, v in zip(offsets, values, strict=True)]
-    plan = plan_of(
+    plan = make_plan(
         lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(segment_bytes=1, index_interval_bytes=0),
         now_ms=10**6, log_start_offset=10,
     )  # fmt: skip

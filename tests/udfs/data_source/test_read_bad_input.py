@@ -365,13 +365,13 @@ def test_files_that_cannot_be_read(part):
 def test_a_file_that_shrinks_after_it_was_listed(part):
     from lastkey.jobs.data_source.read import read_task
     from lastkey.jobs.data_source.source import select_columns
-    from tests.builders.sources import BY_NAME, _Partition, options_of, tasks_of
+    from tests.builders.sources import BY_NAME, _Partition, list_tasks, parse_options
 
     for given, kept in (({}, None), ({"badRecords": "quarantine"}, [o for o in ALL if not INNER <= o < 2 * INNER])):
-        tasks = tasks_of("kafka_log", part.root)
+        tasks = list_tasks("kafka_log", part.root)
         whole = part.log(INNER).read_bytes()
         part.log(INNER).write_bytes(whole[:100])
-        options = options_of("kafka_log", part.root, **given)
+        options = parse_options("kafka_log", part.root, **given)
         schema = select_columns(BY_NAME["kafka_log"].columns, options)
         if kept is None:
             with pytest.raises(LogFormatError, match="changed"):

@@ -16,7 +16,7 @@ from lastkey.logformat.names import segment_file
 from lastkey.udfs import holes
 from tests.builders.archives import borders
 from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, SEGMENTS, START_MS, Partition, batch_at, build
-from tests.builders.sources import options_of, read
+from tests.builders.sources import parse_options, read
 
 INNER = SEGMENT_OFFSETS
 END = SEGMENTS * SEGMENT_OFFSETS
@@ -46,7 +46,7 @@ def checkpoint(part: Partition, name: str, offset: int) -> None:
     (part.root / f"{name}-checkpoint").write_text(f"0\n1\nt 0 {offset}\n")
 
 
-def gap_of(part: Partition, source: str = "kafka_log", **options: Any) -> LogFormatError | None:
+def read_gap(part: Partition, source: str = "kafka_log", **options: Any) -> LogFormatError | None:
     """Return the gap that reading ends with; check that it is a row with badRecords=quarantine, and none with
     gaps=accept.
     """
@@ -74,7 +74,7 @@ def offsets(**each: int) -> dict[str, str]:
 @pytest.mark.parametrize("hostile", [{}, HOSTILE], ids=["", "hostile"])
 @pytest.mark.parametrize("source", ["kafka_log", "kafka_log_batches"])
 def test_a_segment_in_the_middle(holed: Partition, source: str, hostile: dict[str, str]) -> None:
-    gap = gap_of(holed, source, **hostile)
+    gap = read_gap(holed, source, **hostile)
     assert gap is not None
     assert gap.path == f"{holed.folder}/{segment_file(2 * INNER, 'log')}"
     assert gap.expected.startswith(f"a segment that begins at offset {INNER}, where {holed.log(0)} ends")
@@ -84,17 +84,17 @@ def test_a_segment_in_the_middle(holed: Partition, source: str, hostile: dict[st
         assert kept == [*range(INNER), *range(2 * INNER, END)]
 
 
-def test_what_data_loss_does_not_fail_passes_over_gaps(holed: Partition) -> None:
+def test_fail_on_data_loss_false_skips_gaps(holed: Partition) -> None:
     assert len(read("kafka_log", holed.root, failOnDataLoss="false")) == END - INNER
     with pytest.raises(LogFormatError, match="gap"):
         read("kafka_log", holed.root, failOnDataLoss="false", gaps="fail")
 
 
-def test_of_indexes_only_a_missing_beginning_is_seen(holed: Partition) -> None:
+def test_indexes_show_only_a_missing_beginning(holed: Partition) -> None:
     """No log is opened for them."""
-    assert gap_of(holed, "kafka_log_index") is None
+    assert read_gap(holed, "kafka_log_index") is None
     remove(holed, 0)
-    assert gap_of(holed, "kafka_log_index") is not None
+    assert read_gap(holed, "kafka_log_index") is not None
 
 
 TOUCHING: dict[str, dict[str, Any]] = {
@@ -121,13 +121,13 @@ BESIDE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", TOUCHING.values(), ids=TOUCHING)
 def test_a_hole_in_what_is_asked_for(holed: Partition, options: dict[str, Any]) -> None:
-    gap = gap_of(holed, **options)
+    gap = read_gap(holed, **options)
     assert gap is not None and gap.expected.startswith(f"a segment that begins at offset {INNER}, where {holed.log(0)}")
 
 
 @pytest.mark.parametrize("options", BESIDE.values(), ids=BESIDE)
 def test_a_hole_beside_what_is_asked_for(holed: Partition, options: dict[str, Any]) -> None:
-    assert gap_of(holed, **options) is None
+    assert read_gap(holed, **options) is None
 
 
 def test_files_that_are_named_need_not_be_neighbours(holed: Partition) -> None:
@@ -138,7 +138,7 @@ def test_an_index_without_its_log(part: Partition) -> None:
     """The same below the cleaner checkpoint, where a hole alone proves no loss."""
     checkpoint(part, "cleaner-offset", ACTIVE)
     remove(part, INNER, "log", "timeindex")
-    gap = gap_of(part)
+    gap = read_gap(part)
     assert gap is not None and gap.path == f"{part.folder}/{segment_file(INNER, 'index')}"
 
 
@@ -148,31 +148,31 @@ def test_a_log_cut_at_a_batch_border(part: Partition, kind: str) -> None:
     data = part.log(INNER).read_bytes()
     part.log(INNER).write_bytes(data[: borders(data)[0]])
     remove(part, INNER, "index" if kind == "timeindex" else "timeindex")
-    gap = gap_of(part)
+    gap = read_gap(part)
     assert gap is not None and (gap.path, gap.position) == (str(part.log(INNER)), borders(data)[0])
     remove(part, INNER, kind)
-    assert gap_of(part) is None
+    assert read_gap(part) is None
 
 
 def test_the_first_segment(part: Partition) -> None:
     remove(part, 0)
-    gap = gap_of(part)
+    gap = read_gap(part)
     assert gap is not None and gap.path == f"{part.folder}/leader-epoch-checkpoint"
-    assert gap_of(part, startingTimestamp=str(START_MS)) is not None
-    assert gap_of(part, **offsets(startingOffsets=INNER)) is None  # that offset was asked for
+    assert read_gap(part, startingTimestamp=str(START_MS)) is not None
+    assert read_gap(part, **offsets(startingOffsets=INNER)) is None  # that offset was asked for
     checkpoint(part, "log-start-offset", INNER)
-    assert gap_of(part) is None
+    assert read_gap(part) is None
 
 
 @pytest.mark.parametrize("kind", ["index", "snapshot"])
 def test_behind_the_last_segment(part: Partition, kind: str) -> None:
     beyond = part.folder / segment_file(END + 1, kind)
     beyond.write_bytes(b"")
-    gap = gap_of(part)
+    gap = read_gap(part)
     assert gap is not None and gap.path == str(beyond)
-    assert gap_of(part, **offsets(endingOffsets=END)) is None
+    assert read_gap(part, **offsets(endingOffsets=END)) is None
     beyond.rename(part.folder / segment_file(END, "snapshot"))  # a clean stop leaves one there
-    assert gap_of(part) is None
+    assert read_gap(part) is None
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_the_same_as_verify_and_compact(tmp_path: Path) -> None:
         expected = "gap" in {p.kind for p in part.verify().problems}
         result = part.compact()
         assert (result.problem is not None and result.problem.kind == "gap") == expected
-        assert (gap_of(part) is not None) == expected, (gone, thinned, cleaned)
+        assert (read_gap(part) is not None) == expected, (gone, thinned, cleaned)
         seen.add(expected)
     assert seen == {True, False}
 
@@ -221,8 +221,8 @@ def test_a_cleaners_work_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.
 # -- streams, as Spark calls them
 
 
-def stream_of(part: Partition, **options: str) -> StreamReader:
-    parsed = options_of("kafka_log", part.root, **options)
+def open_stream(part: Partition, **options: str) -> StreamReader:
+    parsed = parse_options("kafka_log", part.root, **options)
     return StreamReader(parsed, select_columns(KafkaLog.columns, parsed))
 
 
@@ -233,25 +233,25 @@ def micro_batch(stream: StreamReader, start: dict[str, Any]) -> tuple[dict[str, 
 
 
 def test_a_stream_fails_at_a_gap(part: Partition) -> None:
-    stream = stream_of(part, startingOffsets="earliest", columns="offset")
+    stream = open_stream(part, startingOffsets="earliest", columns="offset")
     end, rows = micro_batch(stream, stream.initialOffset())
     assert len(rows) == END
     part.write(END + INNER, [batch_at(END + INNER)])  # the next segment, without the one before it
     with pytest.raises(LogFormatError, match=f"gap: expected a segment that begins at offset {END}"):
         micro_batch(stream, end)
     for accepting in ({"gaps": "accept"}, {"failOnDataLoss": "false"}):
-        _, rows = micro_batch(stream_of(part, columns="offset", **accepting), end)
+        _, rows = micro_batch(open_stream(part, columns="offset", **accepting), end)
         assert [row["offset"] for row in rows] == [*range(END + INNER, END + INNER + RECORDS)]
-    _, rows = micro_batch(stream_of(part, badRecords="quarantine", columns="offset"), end)
+    _, rows = micro_batch(open_stream(part, badRecords="quarantine", columns="offset"), end)
     assert [row["problem"] and row["problem"]["kind"] for row in rows] == ["gap", *[None] * RECORDS]
 
 
 def test_a_stream_does_not_begin_behind_a_gap(part: Partition) -> None:
     remove(part, 0)
     with pytest.raises(LogFormatError, match="gap"):
-        stream_of(part, startingOffsets="earliest").initialOffset()
-    assert stream_of(part, startingOffsets="earliest", gaps="accept").initialOffset() == {"t": {"0": INNER}}
-    aside = stream_of(part, startingOffsets="earliest", badRecords="quarantine", columns="offset")
+        open_stream(part, startingOffsets="earliest").initialOffset()
+    assert open_stream(part, startingOffsets="earliest", gaps="accept").initialOffset() == {"t": {"0": INNER}}
+    aside = open_stream(part, startingOffsets="earliest", badRecords="quarantine", columns="offset")
     begin = aside.initialOffset()
     assert begin == {}
     middle, rows = micro_batch(aside, begin)

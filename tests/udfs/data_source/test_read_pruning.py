@@ -12,7 +12,7 @@ from pyarrow import fs as pafs
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs import storage
 from lastkey.udfs.storage import Root
-from tests.builders.sources import read, tasks_of
+from tests.builders.sources import list_tasks, read
 from tests.builders.trees import files_in
 
 DAY_MS, MINUTE_MS, FIRST_MS = 86_400_000, 60_000, 1_700_000_000_000
@@ -174,7 +174,7 @@ def test_the_same_by_the_kernels_count(day):
 def test_segments_that_cannot_match_are_not_opened(day, counting):
     start = SEGMENT_RECORDS * 2 + 50
     given = {"startingOffsets": f'{{"clicks":{{"0":{start}}}}}', "endingOffsets": f'{{"clicks":{{"0":{start + 10}}}}}'}
-    tasks = tasks_of("kafka_log", day, **given)
+    tasks = list_tasks("kafka_log", day, **given)
     paths = {piece.path for task in tasks for piece in task}
     assert [Path(path).name for path in paths] == [f"{SEGMENT_RECORDS * 2:020d}.log"]
     pieces = [piece for task in tasks for piece in task]

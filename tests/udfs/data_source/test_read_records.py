@@ -21,7 +21,7 @@ from lastkey.udfs.data_source.pieces import Piece, ReadSpec
 from lastkey.udfs.data_source.records import read_batches
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.place import NO_PRODUCERS
-from tests.builders.sources import read, tasks_of
+from tests.builders.sources import list_tasks, read
 from tests.builders.trees import files_in
 from tests.golden import case_names
 from tests.reference.log import GZIP, Batch, Record, with_timestamps
@@ -207,7 +207,7 @@ def test_a_transaction_over_more_segments_than_a_task_names(tmp_path, end, seen)
     between = " || ".join(f"{{last={10 + i}}}" for i in range(20))
     text = f"{{pid=1 txn}} k=a || x=x || {{pid=1 txn}} k=b || {between} || {{pid=1 {end}}}"
     write_partition(tmp_path / "t-0", text)
-    [task] = tasks_of("kafka_log", tmp_path, isolationLevel="read_committed")
+    [task] = list_tasks("kafka_log", tmp_path, isolationLevel="read_committed")
     assert {(len(piece.later), piece.more_later) for piece in task} == {(n, False) for n in range(1, 8)} | {
         (8, True), (8, False),
     }  # fmt: skip
@@ -221,7 +221,7 @@ def test_the_smallest_splits_cost_no_memory_by_the_byte(tmp_path):
     with files.logs[0].open("r+b") as file:
         file.truncate(size)  # zeros, as of a preallocated log
     tracemalloc.start()
-    tasks = tasks_of("kafka_log", tmp_path, splitBytes="1")
+    tasks = list_tasks("kafka_log", tmp_path, splitBytes="1")
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(tasks) == 3
@@ -230,9 +230,9 @@ def test_the_smallest_splits_cost_no_memory_by_the_byte(tmp_path):
 
 def test_index_files_are_spread_over_tasks(tmp_path):
     write_partition(tmp_path / "t-0", "a=1 || b=2 || c=3 || d=4")
-    assert len(tasks_of("kafka_log_index", tmp_path)) == 1
-    assert len(tasks_of("kafka_log_index", tmp_path, minPartitions="3")) >= 3
-    assert len(tasks_of("kafka_log_index", tmp_path, splitBytes="1")) == sum(
+    assert len(list_tasks("kafka_log_index", tmp_path)) == 1
+    assert len(list_tasks("kafka_log_index", tmp_path, minPartitions="3")) >= 3
+    assert len(list_tasks("kafka_log_index", tmp_path, splitBytes="1")) == sum(
         path.suffix != ".log" and path.name != "partition.metadata" for path in (tmp_path / "t-0").iterdir()
     )
 
@@ -244,7 +244,7 @@ def test_split_at_batches_and_packed(tmp_path):
         write_partition(tmp_path / f"large-{number}", batches)
     for number in range(40):
         write_partition(tmp_path / f"small-{number}", "a=1")
-    split = tasks_of("kafka_log", tmp_path, splitBytes="50000", topics="large")
+    split = list_tasks("kafka_log", tmp_path, splitBytes="50000", topics="large")
     assert len(split) == 12
     pieces = [piece for task in split for piece in task]
     assert sum(p.end - p.start for p in pieces) == sum(
@@ -253,8 +253,8 @@ def test_split_at_batches_and_packed(tmp_path):
     assert read("kafka_log", tmp_path, splitBytes="50000", topics="large").equals(
         read("kafka_log", tmp_path, topics="large")
     )
-    assert len(tasks_of("kafka_log", tmp_path, topics="small")) == 1
-    assert len(tasks_of("kafka_log", tmp_path, topics="small*,large")) == 1
+    assert len(list_tasks("kafka_log", tmp_path, topics="small")) == 1
+    assert len(list_tasks("kafka_log", tmp_path, topics="small*,large")) == 1
 
 
 def test_topics_are_named_listed_in_a_file_and_left_out(tmp_path):
@@ -331,7 +331,7 @@ def test_batches_and_indexes(cases):
     assert set(only["kind"].to_pylist()) == {"transaction", "leader_epoch"}
 
 
-def test_what_a_snapshot_calls_committed_and_the_log_does_not(tmp_path):
+def test_snapshot_without_an_open_transaction_of_the_log(tmp_path):
     """A broker believes the snapshot, and serves the open transaction's records (tests/kafka)."""
     folder = tmp_path / "t-0"
     write_partition(folder, "k=1 | {pid=1 txn} k=2 || x=1 || z=1")

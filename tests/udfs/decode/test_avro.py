@@ -242,7 +242,7 @@ def test_a_field_that_was_written_under_two_of_its_names_is_refused():
     assert column.to_pylist() == [{"b": 1}]
 
 
-def test_what_cannot_be_read_as_the_newer_version_says_why():
+def test_error_explains_why_a_newer_schema_does_not_resolve():
     values = pa.array([b"\0\0\0\0\1\2"])
     for target, problem in (
         (record(("id", "int"), ("more", "int")), "No default value for field more in shop.Order"),
@@ -273,7 +273,7 @@ def test_columns_of_a_table():
         decode_avro(values, "int", errors="ignore")
 
 
-def test_what_is_no_avro_of_the_schema():
+def test_bytes_that_do_not_match_the_schema():
     schema = record(("id", "int"), ("at", {"type": "long", "logicalType": "timestamp-millis"}))
     good = encoded(schema, {"id": 1, "at": 5})[0].as_py()
     too_large = encoded(record(("id", "long"), ("at", "long")), {"id": 2**40, "at": 5}, {"id": 1, "at": 2**62})

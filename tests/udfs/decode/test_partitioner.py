@@ -29,7 +29,7 @@ def test_any_key_is_hashed_and_placed_as_by_the_twin(keys, n, first):
     array = pa.array(keys, pa.binary())[first:]
     keys = keys[first:]
     assert murmur2(array).to_pylist() == [None if k is None else twin.murmur2(k) for k in keys]
-    expected = [None if k is None else twin.partition_of(k, n) for k in keys]
+    expected = [None if k is None else twin.default_partition(k, n) for k in keys]
     assert default_partitions(array, n).to_pylist() == expected
     assert default_partitions(array, pa.array([n] * len(keys), pa.int64())).to_pylist() == expected
 
@@ -49,9 +49,9 @@ def test_every_length_whatever_comes_after(length):
 def test_kinds_of_columns(kind):
     keys = pa.array([b"abc", None, b"xyz"]).cast(pa.string() if "string" in str(kind) else pa.binary()).cast(kind)
     assert default_partitions(keys, 12).to_pylist() == [
-        twin.partition_of(b"abc", 12),
+        twin.default_partition(b"abc", 12),
         None,
-        twin.partition_of(b"xyz", 12),
+        twin.default_partition(b"xyz", 12),
     ]
 
 
@@ -60,7 +60,7 @@ def test_kinds_of_columns(kind):
 )
 def test_numbers_as_their_serializers_write_them(kind, code):
     keys = pa.array([1, None, -7], kind)
-    expected = [None if v is None else twin.partition_of(struct.pack(f">{code}", v), 50) for v in (1, None, -7)]
+    expected = [None if v is None else twin.default_partition(struct.pack(f">{code}", v), 50) for v in (1, None, -7)]
     assert default_partitions(keys, 50).to_pylist() == expected
 
 
@@ -88,7 +88,7 @@ def test_impossible_arguments_of_the_partitioner_are_refused():
 
 def test_columns_of_a_table():
     keys = pa.chunked_array([[b"a"], [b"b", None]])
-    expected = [twin.partition_of(b"a", 12), twin.partition_of(b"b", 12), None]
+    expected = [twin.default_partition(b"a", 12), twin.default_partition(b"b", 12), None]
     assert default_partitions(keys, np.int64(12)).to_pylist() == expected
     assert default_partitions(keys.dictionary_encode(), pa.chunked_array([[12, 12], [12]])).to_pylist() == expected
     assert murmur2(keys).to_pylist() == [twin.murmur2(b"a"), twin.murmur2(b"b"), None]

@@ -77,6 +77,6 @@ def test_numbers_that_json_lacks_are_text_and_late_years_have_a_sign() -> None:
     ]
 
 
-def test_only_what_rfc_8259_demands_is_escaped() -> None:
+def test_escapes_are_those_of_rfc_8259() -> None:
     batch = pa.record_batch({"t": ['"\\/\x00\x1f\x7f\u2028é']})
     assert bytes(json_lines(batch)) == '{"t":"\\"\\\\/\\u0000\\u001F\x7f\u2028é"}\n'.encode()

@@ -59,7 +59,7 @@ def test_a_task_of_an_export_whose_folder_another_one_has_taken_writes_nothing(
     assert [*(tmp_path / "out" / "t").iterdir()] == []
 
 
-def test_only_the_first_file_of_a_topic_is_written_without_rows(tmp_path: Path) -> None:
+def test_empty_topic_gets_one_file_without_rows(tmp_path: Path) -> None:
     (tmp_path / "archive" / "t-0").mkdir(parents=True)
     (tmp_path / "archive" / "t-0" / f"{0:020}.log").touch()
     assert export(tmp_path / "archive", tmp_path / "out", number=1).path == ""

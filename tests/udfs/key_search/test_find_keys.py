@@ -36,7 +36,7 @@ KEYS = [b"", b"a", BINARY, LONG, b"\0\0\0\0", b"user-7"]
 OTHERS = [b"b", b"user-70", b"user-", BINARY[:-1], BINARY + b"\0", LONG[:-1], None, b"\0\0\0", b"\0\0\0\1"]
 
 
-def file_of(path, kind="log", **more):
+def search_file(path, kind="log", **more):
     stat = path.stat()
     parts = {"topic": "t", "partition": 0} | more
     return SearchFile(str(path.parent), path.name, stat.st_size, stat.st_mtime_ns // 10**6, kind, **parts)
@@ -44,7 +44,7 @@ def file_of(path, kind="log", **more):
 
 def search(paths, keys=KEYS, **more):
     """Return (key, path, position, offset, timestamp, tombstone, may) of each finding, and the problems."""
-    searched = search_files(KeySet.of(keys), None, [file_of(path, **more) for path in paths])
+    searched = search_files(KeySet.of(keys), None, [search_file(path, **more) for path in paths])
     rows = unpacked(searched.findings).to_pylist()
     distinct = list(dict.fromkeys(keys))
     fields = ("position", "offset", "timestamp_ms", "tombstone", "may")
@@ -90,7 +90,7 @@ def drawn_batches(seed: int, n: int = 60) -> list[Batch]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_finds_every_record_of_the_keys_and_no_other(tmp_path, seed):
+def test_search_finds_exactly_the_records_of_the_keys(tmp_path, seed):
     batches = drawn_batches(seed)
     path = write_log(tmp_path, batches)
     found, problems = search([path])
@@ -99,7 +99,7 @@ def test_finds_every_record_of_the_keys_and_no_other(tmp_path, seed):
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_finds_keys_in_every_codec(tmp_path, codec):
+def test_search_finds_keys_in_every_codec(tmp_path, codec):
     path = write_segment(tmp_path, f"{{codec={codec}}} a=1 b=2 a=- | {{codec={codec}}} =3 user-7=4@9 user-70=5")
     found, problems = search([path], [b"", b"a", b"user-7"])
     assert [(key, offset, tombstone) for key, _, _, offset, _, tombstone, _ in found] == [
@@ -115,7 +115,7 @@ def test_a_markers_key_is_no_key_of_a_user(tmp_path):
     assert [row[3] for row in search([path])[0]] == [1]
 
 
-def test_reads_on_where_offsets_do_not_rise_and_names_mean_nothing(tmp_path):
+def test_search_ignores_offsets_and_file_names(tmp_path):
     batches = [data_batch(base, [(START_MS, b"a", b"%d" % base)]) for base in (50, 10, 60, 10)]
     path = write_log(tmp_path, batches, base=1000)
     found, problems = search([path])
@@ -214,7 +214,7 @@ def test_zeros_of_a_preallocated_log_hold_nothing(tmp_path):
 
 def test_a_file_that_changed_since_it_was_listed_is_named(tmp_path):
     logs = [write_log(tmp_path, [data_batch(base, [(START_MS, b"a", b"v")])], base) for base in (0, 10, 20)]
-    files = [file_of(path) for path in logs]
+    files = [search_file(path) for path in logs]
     gone, grown, shrunk = logs
     gone.unlink()
     grown.write_bytes(grown.read_bytes() * 2)

@@ -17,7 +17,7 @@ from lastkey.logformat.search.partition_log import open_partition
 from lastkey.udfs.data_source.log_end import find_ends
 from lastkey.udfs.lookup.queries import ANSWER, LookupPlan, as_ms, lookup_table, open_log
 from tests.builders.logs import write_partition
-from tests.builders.sources import options_of
+from tests.builders.sources import parse_options
 from tests.builders.trees import files_in
 from tests.golden import golden
 
@@ -67,7 +67,7 @@ def test_many_queries_at_once_answer_as_one_at_a_time(logs, size, ordered):
             assert answer["position"] == expected[i], rows[i]
 
 
-def test_what_cannot_be_answered_is_a_status(logs):
+def test_unanswerable_queries_get_a_status(logs):
     plans, _ = logs
     rows = [
         ("two-parts", 2**40, 1, None), ("two-parts", -1, 1, None), ("two-parts", None, 1, None), (None, 0, 1, None),
@@ -119,7 +119,7 @@ def test_transaction_from_a_deleted_segment_is_still_open(tmp_path):
         if checkpoint is not None:
             (tmp_path / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {checkpoint}\n")
         (plan,) = archive_plans(str(tmp_path), EVERY_TOPIC, [])
-        (partition,) = source_partitions(options_of("kafka_log", tmp_path))
+        (partition,) = source_partitions(parse_options("kafka_log", tmp_path))
         assert ends(plan) == find_ends(partition, committed=True)[:2] == (3, 3)
 
 

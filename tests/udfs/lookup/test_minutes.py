@@ -17,7 +17,7 @@ from tests.golden import case_names, golden
 from tests.reference.time_index import first_offsets
 
 
-def rows_of(log):
+def minute_rows(log):
     segment = TimedSegment("t", 3, Segment(str(log.parent), log.name, int(log.stem), log.stat().st_size, 7))
     return time_index_rows((segment,)).to_pylist()
 
@@ -38,7 +38,7 @@ def test_minutes_of_golden_logs_are_those_of_their_records(name, tmp_path_factor
     for partition in case.partitions:
         for folder in (case.input(partition), case.expected(2, partition)):
             for log in files_in(folder):
-                rows = rows_of(log)
+                rows = minute_rows(log)
                 assert minutes(rows) == expected(log)
                 assert {r["problem"] for r in rows} == {None}
                 assert {(r["topic"], r["partition"], r["segment_base_offset"]) for r in rows} == {
@@ -53,14 +53,14 @@ def test_log_append_time_needs_no_bodies(tmp_path):
     data = bytearray(log.read_bytes())
     data[70] ^= 0xFF  # in the compressed body
     log.write_bytes(data)
-    rows = rows_of(log)
+    rows = minute_rows(log)
     assert {r["timestamps"] for r in rows} == {LOG_APPEND_TIME}
     assert minutes(rows) == {2: 0, 4: 2}
 
 
 def test_create_time_out_of_order(tmp_path):
     log = write_segment(tmp_path, "a=1~180000 b=2~60000 | c=3~180001 d=4~1 | {append_time=600000} e=5")
-    rows = rows_of(log)
+    rows = minute_rows(log)
     assert {r["timestamps"] for r in rows} == {CREATE_TIME}
     assert minutes(rows) == {3: 0, 1: 1, 0: 3, 10: 4}
 
@@ -77,20 +77,20 @@ def test_minutes_at_random_in_a_table_that_grows(tmp_path, monkeypatch, header):
         if "txn" in header:
             batches.append("{pid=1 abort}")
     log = write_segment(tmp_path, " | ".join(batches))
-    rows = rows_of(log)
+    rows = minute_rows(log)
     assert minutes(rows) == expected(log)
     assert [row["minute"] for row in rows] == sorted(row["minute"] for row in rows)
     assert len(rows) > 40
 
 
 def test_impossible_timestamp_has_no_minute(tmp_path):
-    rows = rows_of(write_segment(tmp_path, f"a=1~{2**62} b=2~60000"))
+    rows = minute_rows(write_segment(tmp_path, f"a=1~{2**62} b=2~60000"))
     assert [(row["minute"] is None, row["first_offset"]) for row in rows] == [(False, 1), (True, 0)]
 
 
 def test_a_segment_without_data_has_a_row(tmp_path):
     log = write_segment(tmp_path, "{pid=1 txn ts=-1} a=1~-1 | {pid=1 commit}")
-    [row] = rows_of(log)
+    [row] = minute_rows(log)
     assert (row["minute"], row["first_offset"], row["size_bytes"]) == (None, None, log.stat().st_size)
 
 
@@ -99,7 +99,7 @@ def test_damaged_log_is_reported(tmp_path):
     data = bytearray(log.read_bytes())
     data[-1] ^= 1
     log.write_bytes(data)
-    assert {"crc" in row["problem"] for row in rows_of(log)} == {True}
+    assert {"crc" in row["problem"] for row in minute_rows(log)} == {True}
 
 
 def test_groups_hold_up_to_a_size_or_one_segment():

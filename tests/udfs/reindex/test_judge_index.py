@@ -17,7 +17,7 @@ BASE = 1000
 LIMIT = 1 << 16
 
 
-def log_of(batches):
+def batch_rows(batches):
     """Return BATCH[n] of (offsets, size, timestamp) of each."""
     rows = np.zeros(len(batches), BATCH)
     last, position = BASE - 1, 0
@@ -28,7 +28,7 @@ def log_of(batches):
     return rows
 
 
-def rebuilt_of(rows, interval=0):
+def rebuild_index(rows, interval=0):
     builder = IndexBuilder(BASE, interval)
     builder.append(rows["last_offset"], rows["size"], rows["max_timestamp"])
     return builder.finish()
@@ -43,7 +43,7 @@ def judged(rows, offset_data, time_data, interval=0, parts=2, limit=LIMIT):
     for part in np.array_split(rows, parts):
         if len(part):
             judge.feed(part, int(part["position"][0]), int(part["size"].sum()))
-    index, times = rebuilt_of(rows, interval)
+    index, times = rebuild_index(rows, interval)
     return judge.offset_index(index, limit), judge.time_index(times, limit)
 
 
@@ -56,7 +56,7 @@ TIMES = st.lists(st.tuples(st.integers(-1, 7), st.integers(-1, 20)), max_size=4)
 @pytest.mark.long
 @given(BATCHES, OFFSETS, NEAR)
 def test_an_offset_index_that_is_called_right_finds_every_batch(batches, wild, near):
-    rows = log_of(batches)
+    rows = batch_rows(batches)
     drawn = [(BASE + offset, position) for offset, position in wild]
     for more, number, off in near:  # entries that are often right
         if number < len(rows):
@@ -84,7 +84,7 @@ def test_an_offset_index_that_is_called_right_finds_every_batch(batches, wild, n
 
 @given(BATCHES, TIMES, NEAR)
 def test_a_time_index_that_is_called_right_finds_every_time(batches, wild, near):
-    rows = log_of(batches)
+    rows = batch_rows(batches)
     drawn = [(timestamp, BASE + offset) for timestamp, offset in wild]
     highest = np.maximum.accumulate(rows["max_timestamp"]) if len(rows) else np.empty(0)
     drawn += [
@@ -110,8 +110,8 @@ def test_a_time_index_that_is_called_right_finds_every_time(batches, wild, near)
         assert found.tolist() == rows[rows["max_timestamp"] >= target]["position"][:1].tolist()
 
 
-LOG = log_of([(2, 70, 10), (1, 80, 20), (3, 75, 15), (2, 90, 30), (1, 61, 40), (4, 100, 40)])
-INDEX, TIMES_OF = rebuilt_of(LOG)
+LOG = batch_rows([(2, 70, 10), (1, 80, 20), (3, 75, 15), (2, 90, 30), (1, 61, 40), (4, 100, 40)])
+INDEX, TIMES_OF = rebuild_index(LOG)
 
 
 def entry(offset, position):
@@ -199,13 +199,13 @@ def test_words_for_a_time_index(data, reason, number):
 
 
 def test_the_indexes_of_an_empty_log():
-    rows = log_of([])
+    rows = batch_rows([])
     assert [v.reason for v in judged(rows, b"", b"")] == ["", ""]
     assert [v.reason for v in judged(rows, bytes(800), bytes(1200))] == ["padded", "padded"]
     assert [v.reason for v in judged(rows, INDEX, TIMES_OF)] == ["stale", "stale"]
 
 
-def test_of_a_file_no_more_is_held_than_asked_for(tmp_path):
+def test_memory_is_limited_to_the_requested_part_of_a_file(tmp_path):
     root = open_root(str(tmp_path))
     (tmp_path / "zeros").write_bytes(b"\7" + bytes(5 << 20))
     (tmp_path / "more").write_bytes(bytes(5 << 20) + b"\7")

@@ -79,7 +79,7 @@ def by_the_twin(segments, log_start, bad):
 @pytest.mark.long
 @settings(max_examples=60)
 @given(logs("ttacde"), st.sets(st.integers(1, 40), max_size=4), st.integers(0, 150), st.integers(-4, 4))
-def test_as_the_twin_folds(folder, batches, cuts, log_start, bad):
+def test_producer_state_equals_the_twin(folder, batches, cuts, log_start, bad):
     shutil.rmtree(folder, ignore_errors=True)
     parts = np.split(batches, sorted(cut for cut in cuts if cut < len(batches)))
     bases = [0, *(int(part["base_offset"][0]) for part in parts[1:])]

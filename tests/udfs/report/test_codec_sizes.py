@@ -13,7 +13,7 @@ from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.report import codec_sizes
 from lastkey.udfs.report.codec_sizes import CodecBytes, sum_of_logs
 from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
-from tests.builders.folders import compact, lay_out, plan_of
+from tests.builders.folders import compact, lay_out, make_plan
 from tests.builders.plans import changed
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import COMMIT, GZIP, NONE, Batch, data_batch, marker_batch
@@ -37,7 +37,7 @@ def batches(n: int, seed: int = 1) -> list[Batch]:
 
 def planned(tmp_path: Path, of: list[Batch]) -> PartitionPlan:
     archived = lay_out(tmp_path / "archive", [Segment(0, tuple(of), 1000)])
-    return plan_of(archived, tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0, sealed=True)
+    return make_plan(archived, tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0, sealed=True)
 
 
 def estimates(plan: PartitionPlan, *, compacted: bool = True) -> dict[str, CodecBytes]:

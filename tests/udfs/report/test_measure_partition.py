@@ -21,7 +21,7 @@ from lastkey.udfs.report.partition_profile import (
     join_times,
     shown_key,
 )
-from tests.builders.folders import archived_at, compact, golden_plan, plan_of
+from tests.builders.folders import archived_at, compact, golden_plan, make_plan
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.plans import changed
 from tests.builders.profiles import profile
@@ -66,7 +66,7 @@ def test_records_keys_and_times_are_those_of_the_slow_twin(cases, name, tmp_path
         found = profile(changed(plan, limits=Limits(chunk_bytes=1 << 14)), compacted=False)
         logs = [decode_log((archived.root / s.path).read_bytes()[: s.size_bytes]) for s in plan.input.segments]
         figures, keys = slow_profile(logs)
-        names = ("records", "null_keys", "control_records", "out_of_order", "largest_lag_ms", "without_time")
+        names = ("records", "null_keys", "control_records", "out_of_order", "max_lag_ms", "without_timestamp")
         for ours, theirs in zip(found.segments, figures, strict=True):
             assert [getattr(ours, n) for n in names] == [getattr(theirs, n) for n in names]
             assert ours.dead_bytes == 0
@@ -94,7 +94,7 @@ def plan(tmp_path: Path, text: str, **given) -> PartitionPlan:
     archive = tmp_path / "archive"
     write_partition(archive / "t-0", text)
     given = {"now_ms": START_MS + DAY_MS, "log_start_offset": 0, "force": False} | given
-    return plan_of(archived_at(archive, "t-0"), tmp_path / "store", Settings(), **given)
+    return make_plan(archived_at(archive, "t-0"), tmp_path / "store", Settings(), **given)
 
 
 def test_a_key_written_again_above_the_cleanable_range_supersedes_nothing_yet(tmp_path):
@@ -122,7 +122,7 @@ def test_below_the_checkpoint_keys_are_alone_already(tmp_path):
 
 @pytest.mark.parametrize("compacted", [True, False])
 @pytest.mark.parametrize("limits", [{"retention_ms": DAY_MS - 1}, {"retention_bytes": 0}, {"retention_ms": 2 * DAY_MS}])
-def test_what_retention_would_take_is_what_a_run_takes(tmp_path, compacted, limits):
+def test_retention_forecast_equals_the_run(tmp_path, compacted, limits):
     """The forecast is of the log as it is: nothing is cleaned here that is not due."""
     text = f"a=1~{START_MS - 5} b=1~{START_MS} || c=1~{START_MS} d=1~{START_MS} || e=1"
     given = plan(tmp_path, text, min_dirty_ratio=1.0)
@@ -157,14 +157,14 @@ def test_keyless_records_are_counted_and_alive(tmp_path):
 def test_records_out_of_order_are_held_against_all_before(tmp_path):
     times = f"a=1~{START_MS + 50} b=1~{START_MS + 10} | c=1~{START_MS + 40} || d=1~{START_MS + 60} e=1~{START_MS}"
     found = profile(changed(plan(tmp_path, times), limits=Limits(chunk_bytes=100)))
-    assert [(s.out_of_order, s.largest_lag_ms) for s in found.segments] == [(2, 40), (1, 60)]
+    assert [(s.out_of_order, s.max_lag_ms) for s in found.segments] == [(2, 40), (1, 60)]
 
 
 @pytest.mark.parametrize("chunk_bytes", [100, 1 << 20])
 def test_a_time_that_cannot_be_makes_nothing_late(tmp_path, chunk_bytes):
     text = f"a=1~{START_MS} b=1~{2**62} | c=1~{START_MS + 9} || d=1~{START_MS + 5} | e=1~{START_MS + 5}"
     found = profile(changed(plan(tmp_path, text), limits=Limits(chunk_bytes=chunk_bytes)))
-    assert [(s.out_of_order, s.largest_lag_ms, s.without_time) for s in found.segments] == [(0, 0, 1), (2, 4, 0)]
+    assert [(s.out_of_order, s.max_lag_ms, s.without_timestamp) for s in found.segments] == [(0, 0, 1), (2, 4, 0)]
 
 
 def test_damage_is_a_problem_and_nothing_else(tmp_path):

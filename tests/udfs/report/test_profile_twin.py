@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from lastkey.udfs.compact.plan import Limits, PartitionPlan
 from tests.builders.drawn import Drawn, logs
-from tests.builders.folders import compact, lay_out, load, plan_of
+from tests.builders.folders import compact, lay_out, load, make_plan
 from tests.builders.plans import changed
 from tests.builders.profiles import profile
 from tests.reference.cleaner import clean
 from tests.reference.record_figures import LAST_TIME
 from tests.reference.record_figures import profile as slow_profile
 
-FIGURES = ("records", "null_keys", "control_records", "out_of_order", "largest_lag_ms", "without_time")
+FIGURES = ("records", "null_keys", "control_records", "out_of_order", "max_lag_ms", "without_timestamp")
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_any_log_is_profiled_as_by_the_twin(
         drawn = with_a_time(drawn, far)
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as tmp:
         archived = lay_out(Path(tmp) / "archive", drawn.segments)
-        plan = plan_of(
+        plan = make_plan(
             archived, Path(tmp) / "store", drawn.settings, now_ms=drawn.times[0], checkpoint=drawn.checkpoint,
             log_start_offset=drawn.log_start_offset, sealed=drawn.sealed, force=False, null_keys=drawn.null_keys,
             limits=Limits(chunk_bytes=chunk_bytes),

@@ -38,7 +38,7 @@ from tests.reference.log import Batch, data_batch, marker_batch
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_nothing_is_wrong_with_what_a_broker_wrote(cases: dict[str, Case], name: str) -> None:
+def test_logs_of_a_broker_have_no_problems(cases: dict[str, Case], name: str) -> None:
     for side in ("input", "expected1", "expected3"):
         root = open_root(str(cases[name].folder / side))
         partitions = list_archive(root, lambda _: True).partitions
@@ -121,7 +121,7 @@ def made(cases: dict[str, Case], tmp_path: Path) -> tuple[PartitionPlan, Partiti
     return compacted(tmp_path / "archive", tmp_path / "store", case.now_ms(1, case.partitions[0]), settings)
 
 
-def log_of(plan: PartitionPlan, result: PartitionResult) -> Path:
+def written_log(plan: PartitionPlan, result: PartitionResult) -> Path:
     return Path(plan.run.store_uri) / result.log.segments[0].path
 
 
@@ -141,7 +141,7 @@ def test_files_against_the_manifest(made: tuple[PartitionPlan, PartitionResult])
 
 def test_a_changed_epoch_is_seen_by_the_checksum(made: tuple[PartitionPlan, PartitionResult]) -> None:
     plan, result = made
-    edit(log_of(plan, result), 15, b"\x09")
+    edit(written_log(plan, result), 15, b"\x09")
     problems = check_generation(generation(plan, result)).problems
     assert [p.kind for p in problems] == ["readback"] and "checksum" in problems[0].expected
 
@@ -258,7 +258,7 @@ def test_a_parent_that_is_damaged_is_a_problem(made: tuple[PartitionPlan, Partit
 PARENT = {0: [(START_MS, b"a", b"1"), (START_MS, b"b", b"2"), (START_MS, b"a", b"3"), (START_MS, b"c", None)]}
 
 
-def side_of(root: Path, batches: list[Batch], mtime_ms: int = 0) -> Side:
+def make_side(root: Path, batches: list[Batch], mtime_ms: int = 0) -> Side:
     root.mkdir()
     data = b"".join(b.data for b in batches)
     (root / segment_file(0, "log")).write_bytes(data)
@@ -270,7 +270,7 @@ def difference(
     tmp_path: Path, before: list[Batch], after: list[Batch], *, now_ms: int = START_MS, null_keys_stay: bool = False,
     mtime_ms: int = 0,
 ) -> Differences:  # fmt: skip
-    parent, child = side_of(tmp_path / "parent", before, mtime_ms), side_of(tmp_path / "child", after, mtime_ms)
+    parent, child = make_side(tmp_path / "parent", before, mtime_ms), make_side(tmp_path / "child", after, mtime_ms)
     reader = LogReader()
     rows, sizes = scan_headers(parent, reader)
     child_rows, _ = scan_headers(child, reader)
@@ -408,8 +408,8 @@ def test_more_keys_than_the_table_holds(tmp_path: Path) -> None:
     n = 70_000
     records = [(START_MS, b"%d" % i, b"") for i in range(n)]
     wrapper = data_batch(0, records, magic=1, codec=1)
-    parent = side_of(tmp_path / "parent", [wrapper])
-    child = side_of(tmp_path / "child", [kept(data_batch(0, records), *range(0, n, 2), base_offset=0)])
+    parent = make_side(tmp_path / "parent", [wrapper])
+    child = make_side(tmp_path / "child", [kept(data_batch(0, records), *range(0, n, 2), base_offset=0)])
     rows, sizes = scan_headers(parent, LogReader())
     assert sizes[0][1] == 1
     found = compare(parent, child, rows, rows, AllowedDrops(START_MS, 0, False), 1 << 24, 1 << 20, 1)
@@ -440,7 +440,7 @@ def test_bits_of_a_length_beyond_its_type_are_dropped(tmp_path: Path, monkeypatc
         return bytes([2 * len(body)]) + body
 
     monkeypatch.setattr(log, "encode_record", with_a_long_length)
-    side = side_of(tmp_path / "log", [data_batch(0, [(START_MS, b"k", b"v")])])
+    side = make_side(tmp_path / "log", [data_batch(0, [(START_MS, b"k", b"v")])])
     size = str(side.segments[0].size_bytes)
     done = subprocess.run(
         [sys.executable, "-c", _VERSIONS_OF, str(tmp_path / "log"), size], capture_output=True, text=True, check=False

@@ -49,7 +49,7 @@ POLICIES = st.builds(
 
 
 @given(LOGS, POLICIES)
-def test_what_must_is_rewritten_and_the_budget_kept_for_the_rest(log: Segments, policy: ScheduleLimits) -> None:
+def test_mandatory_rewrites_do_not_use_the_budget(log: Segments, policy: ScheduleLimits) -> None:
     schedule = choose(log, policy)
     assert ((schedule.reason == MUST) == log.must).all()
     cost = estimate_cost(log.size_bytes)
@@ -64,7 +64,7 @@ def test_what_must_is_rewritten_and_the_budget_kept_for_the_rest(log: Segments, 
 
 
 @given(LOGS, POLICIES)
-def test_nothing_is_gained_where_nothing_is_dead(log: Segments, policy: ScheduleLimits) -> None:
+def test_segments_without_dead_records_have_no_yield(log: Segments, policy: ScheduleLimits) -> None:
     none = np.zeros(len(log.records), np.int64)
     schedule = choose(Segments(log.size_bytes, log.records, none, none > 0), policy)
     assert not (schedule.reason == YIELD).any()
@@ -73,7 +73,7 @@ def test_nothing_is_gained_where_nothing_is_dead(log: Segments, policy: Schedule
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=30), POLICIES)
-def test_of_equal_segments_those_with_more_dead_go_first(shares: list[float], policy: ScheduleLimits) -> None:
+def test_segments_with_more_dead_records_come_first(shares: list[float], policy: ScheduleLimits) -> None:
     log = segments(10**6, np.array(shares))
     taken = choose(log, policy).reason == YIELD
     if taken.any() and not taken.all():

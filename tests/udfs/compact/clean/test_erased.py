@@ -31,7 +31,7 @@ from tests.reference.log import decode_log
 SECRET = (3, 5)
 
 
-def file_of(store: Path, keys: list[bytes]) -> str:
+def write_key_file(store: Path, keys: list[bytes]) -> str:
     """Write the file of an erasure; return its path below the store."""
     data = bytes(8) + np.sort(keyed_hashes(pa.array(keys, pa.binary()), SECRET).view(SLOT)[:, 0]).tobytes()
     (store / "erasures").mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def file_of(store: Path, keys: list[bytes]) -> str:
     return f"erasures/{content_id(data)}"
 
 
-def runs_of(folder: Path, text: str) -> Iterator[tuple[Run, list[tuple[int, bytes | None]]]]:
+def read_runs(folder: Path, text: str) -> Iterator[tuple[Run, list[tuple[int, bytes | None]]]]:
     """Yield the runs of a log, each with (offset, key) of its records by a plain decoder."""
     raw = np.fromfile(write_segment(folder, text), np.uint8)
     batches = decode_log(raw.tobytes())
@@ -52,7 +52,7 @@ def runs_of(folder: Path, text: str) -> Iterator[tuple[Run, list[tuple[int, byte
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_as_a_plain_loop(tmp_path: Path, seed: int) -> None:
+def test_kernel_erases_like_a_plain_loop(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     keys = [f"k{n}" for n in range(9)]
     text = " | ".join(
@@ -63,12 +63,12 @@ def test_as_a_plain_loop(tmp_path: Path, seed: int) -> None:
     until: dict[bytes, int] = {}
     files = []
     for of, bound in erasures:
-        files.append((file_of(tmp_path, [key.encode() for key in of]), bound))
+        files.append((write_key_file(tmp_path, [key.encode() for key in of]), bound))
         until |= {key.encode(): max(bound, until.get(key.encode(), 0)) for key in of}
     plan: Any = SimpleNamespace(run=SimpleNamespace(store_uri=str(tmp_path)))
     table = ErasedKeys(plan, Erasing(SECRET, tuple(files)))
     seen, gone = 0, set[int]()
-    for run, records in runs_of(tmp_path / "log", text):
+    for run, records in read_runs(tmp_path / "log", text):
         stays = np.empty(len(run.spans), np.bool_)
         table.mark(run, stays)
         expected = [not (key is not None and offset < until.get(key, 0)) for offset, key in records]
@@ -90,7 +90,7 @@ def test_a_hash_of_zeros_is_a_key_too() -> None:
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    path, store = file_of(tmp_path, [b"a"]), open_root(str(tmp_path))
+    path, store = write_key_file(tmp_path, [b"a"]), open_root(str(tmp_path))
     assert len(read_erased(store, path)) == 24
     (tmp_path / path).write_bytes(bytes(24))
     with pytest.raises(LogFormatError, match="bytes whose SHA-256 begins"):

@@ -40,7 +40,7 @@ class Rows:
 Drawn = list[tuple[list[tuple[int, int] | None], bool, bool]]
 
 
-def rows_of(drawn: Drawn) -> Rows:
+def make_rows(drawn: Drawn) -> Rows:
     n = len(drawn)
     batches, bodies = np.zeros(n, BATCH), np.zeros(n, BODY)
     spans = np.zeros(sum(len(keys) for keys, _, wanted in drawn if wanted), SPAN)
@@ -64,7 +64,7 @@ def expected_marks(drawn: Drawn, first_dirty: int) -> list[bool]:
     """Return the marks by Kafka's map, the last offset of each key from the first dirty offset on: a record stays
     unless it lies below its key's last offset.
     """
-    rows = rows_of(drawn)
+    rows = make_rows(drawn)
     records = [(key, control) for keys, control, wanted in drawn if wanted for key in keys]
     newest: dict[tuple[int, int], int] = {}
     for offset, (key, control) in zip(rows.offsets, records, strict=True):
@@ -88,7 +88,7 @@ DRAWN = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(DRAWN, st.integers(0, 60))
 def test_marks_are_those_of_a_dict(drawn: Drawn, first_dirty: int) -> None:
-    assert rows_of(drawn).mark(first_dirty, KeyTable(1 << 30)) == expected_marks(drawn, first_dirty)
+    assert make_rows(drawn).mark(first_dirty, KeyTable(1 << 30)) == expected_marks(drawn, first_dirty)
 
 
 @pytest.mark.long
@@ -97,15 +97,15 @@ def test_marks_are_those_of_a_dict(drawn: Drawn, first_dirty: int) -> None:
 def test_the_table_continues_where_the_run_before_ended(drawn: Drawn, cut: int) -> None:
     table = KeyTable(1 << 30)
     head, tail = drawn[:cut], drawn[cut:]
-    marks = rows_of(tail).mark(0, table)
-    marks = rows_of(head).mark(0, table) + marks
+    marks = make_rows(tail).mark(0, table)
+    marks = make_rows(head).mark(0, table) + marks
     assert marks == expected_marks(drawn, 0)
 
 
 def test_a_hash_of_zero_is_a_key() -> None:
     table = KeyTable(1 << 30)
     drawn: Drawn = [([(0, 0), (5, 5), (0, 0)], False, True)]
-    assert rows_of(drawn).mark(0, table) == [False, True, True]
+    assert make_rows(drawn).mark(0, table) == [False, True, True]
     assert table.used == 2
 
 
@@ -114,18 +114,18 @@ def test_the_table_grows_and_keeps_its_keys() -> None:
     before = len(table.slots)
     keys = [(int(k), int(k) * 3 + 1) for k in range(1, 60_001)]
     drawn: Drawn = [([k], False, True) for k in keys]
-    assert all(rows_of(drawn[:30_000]).mark(0, table))
-    assert all(rows_of(drawn[30_000:]).mark(0, table))
+    assert all(make_rows(drawn[:30_000]).mark(0, table))
+    assert all(make_rows(drawn[30_000:]).mark(0, table))
     assert len(table.slots) > before
     assert table.used == 60_000
-    assert not any(rows_of(drawn).mark(0, table))
+    assert not any(make_rows(drawn).mark(0, table))
 
 
 @pytest.mark.parametrize(("max_bytes", "grows"), [(2 << 20, False), (3 << 20, True)])
 def test_memory_counts_the_old_table_too(max_bytes: int, grows: bool) -> None:
     table = KeyTable(max_bytes)
     assert len(table.slots) * SLOT.itemsize == 1 << 20
-    rows = rows_of([([(k, 1) for k in range(43_690, -1, -1)], False, True)])
+    rows = make_rows([([(k, 1) for k in range(43_690, -1, -1)], False, True)])
     marks = np.zeros(43_691, np.bool_)
     assert table.mark(rows.run, 0, marks, 43_691) == (0 if grows else 1)
     assert (marks.sum(), table.used) == ((43_691, 43_691) if grows else (43_690, 43_690))
@@ -135,8 +135,8 @@ def test_memory_counts_the_old_table_too(max_bytes: int, grows: bool) -> None:
 def test_a_run_of_more_records_than_the_table_holds_keys() -> None:
     """Distinct keys count, not records; and a table that is emptied in the middle continues there."""
     few = [([(k % 900, 1) for k in range(50_000)], False, True)] * 2
-    assert sum(rows_of(few).mark(0, KeyTable(1 << 20))) == 900
-    rows = rows_of([([(k, 1) for k in range(100_000)], False, True), ([(k, 1) for k in range(50_000)], False, True)])
+    assert sum(make_rows(few).mark(0, KeyTable(1 << 20))) == 900
+    rows = make_rows([([(k, 1) for k in range(100_000)], False, True), ([(k, 1) for k in range(50_000)], False, True)])
     table, left, marks, times = KeyTable(1 << 20), 150_000, np.zeros(150_000, np.bool_), 0
     while left := table.mark(rows.run, 0, marks, left):
         assert len(table.slots) == 1 << 16
@@ -149,7 +149,7 @@ def test_a_run_of_more_records_than_the_table_holds_keys() -> None:
 def test_cleared_key_table_has_no_keys() -> None:
     table = KeyTable(1 << 30)
     drawn: Drawn = [([(7, 7)], False, True)]
-    assert rows_of(drawn).mark(0, table) == [True]
-    assert rows_of(drawn).mark(0, table) == [False]
+    assert make_rows(drawn).mark(0, table) == [True]
+    assert make_rows(drawn).mark(0, table) == [False]
     table.clear()
-    assert rows_of(drawn).mark(0, table) == [True]
+    assert make_rows(drawn).mark(0, table) == [True]

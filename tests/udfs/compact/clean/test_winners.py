@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from lastkey.udfs.compact.plan import Limits, PartitionPlan, Strategy
-from tests.builders.folders import Archived, Outcome, compact, lay_out, plan_of
+from tests.builders.folders import Archived, Outcome, compact, lay_out, make_plan
 from tests.builders.plans import changed
 from tests.builders.splits import assert_same, compact_in_blocks
-from tests.builders.versions import NAME, NOW_MS, batch, drawn, long, twin, version_of
+from tests.builders.versions import NAME, NOW_MS, batch, drawn, long, record_version, twin
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import Record
 from tests.reference.read_committed import committed_offsets
@@ -26,7 +26,7 @@ def by(plan: PartitionPlan, strategy: Strategy, **fields: object) -> PartitionPl
 
 
 def plan_for(archived: Archived, store: Path) -> PartitionPlan:
-    return plan_of(archived, store, Settings(), now_ms=NOW_MS, log_start_offset=0)
+    return make_plan(archived, store, Settings(), now_ms=NOW_MS, log_start_offset=0)
 
 
 def kept(done: Outcome) -> list[Record]:
@@ -46,7 +46,7 @@ def test_drawn_logs(seed: int, strategy: Strategy, tmp_path: Path) -> None:
     visible = set(committed_offsets(batches))
     records = [r for b in batches for r in b.records if r.offset in visible and r.key is not None]
     expected = twin(records, strategy)
-    if strategy == "header" and all(version_of(r, strategy) < 0 for r in records):
+    if strategy == "header" and all(record_version(r, strategy) < 0 for r in records):
         assert_without_versions(by(plan_for(archived, tmp_path), strategy))
         return
     plan = by(plan_for(archived, tmp_path), strategy)

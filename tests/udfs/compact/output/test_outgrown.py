@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lastkey.logformat.side_files import producer_snapshot
 from lastkey.udfs.compact.plan import PartitionPlan
 from tests.builders.drawn import Drawn, logs, plan_of_drawn
-from tests.builders.folders import Outcome, compact, lay_out, plan_of
+from tests.builders.folders import Outcome, compact, lay_out, make_plan
 from tests.builders.plans import changed
 from tests.builders.splits import assert_same_all_ways, compact_in_blocks
 from tests.reference.any_magic import decode_any
@@ -53,7 +53,7 @@ SEGMENTS = (
 
 
 def plan_for(tmp: Path, segments: tuple[Segment, ...] = SEGMENTS, **more: object) -> PartitionPlan:
-    plan = plan_of(
+    plan = make_plan(
         lay_out(tmp / "archive", segments), tmp / "store", Settings(index_interval_bytes=0), now_ms=NOW_MS,
         log_start_offset=segments[0].base_offset,
     )  # fmt: skip
@@ -133,7 +133,7 @@ def test_every_limit_gives_the_same_batches_in_more_segments(tmp_path: Path) -> 
     assert {2, 3, 4, row.batches + 1} <= n_segments
 
 
-def test_all_ways_write_the_same_segments(tmp_path: Path) -> None:
+def test_every_mode_writes_the_same_segments(tmp_path: Path) -> None:
     """One segment, of the emptied batch of an aborted transaction, ends below the ABORT marker."""
     whole, spanned = compact(plan_for(tmp_path, folder="whole")), 0
     for limit in (1, 300, 700, 900, 1200):

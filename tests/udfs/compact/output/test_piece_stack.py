@@ -13,7 +13,7 @@ from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, CleanedRun
 from lastkey.udfs.compact.output import piece_stack
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.plan import Limits
-from tests.builders.folders import archived_at, compact, plan_of
+from tests.builders.folders import archived_at, compact, make_plan
 from tests.builders.logs import write_partition
 from tests.reference.cleaner import Settings
 
@@ -44,7 +44,7 @@ def drained(stack):
     return b"".join(part.tobytes() for _, part in stack.drain([]))
 
 
-def test_what_is_pushed_comes_back_last_first():
+def test_stack_returns_pieces_in_reverse_order():
     """Two stacks at a time, because a group's pieces wait for those of the previous group."""
     rng = np.random.default_rng(1)
     held, told = filled(rng, [10])
@@ -88,7 +88,7 @@ def test_a_task_holds_the_survivors_of_one_segment_at_a_time(tmp_path):
     segments = ["|".join(f"{name}{i}={i} x=0" for i in range(100)) for name in "abcd"]  # all but the last x go
     write_partition(tmp_path / "archive" / "t-0", "||".join([*segments, "x=1"]))
     archived = archived_at(tmp_path / "archive", "t-0")
-    plan = plan_of(
+    plan = make_plan(
         archived, tmp_path / "out", Settings(segment_bytes=1), now_ms=1 << 60, log_start_offset=0,
         limits=Limits(chunk_bytes=100),
     )  # fmt: skip

@@ -48,7 +48,7 @@ def part(tmp_path: Path) -> Partition:
     return build(tmp_path / "archive")
 
 
-def plan_of(folder: Path, **fields: object) -> PartitionPlan:
+def plan_folder(folder: Path, **fields: object) -> PartitionPlan:
     """Return the plan that the driver would make for the partition of a folder."""
     topic, _, number = folder.name.rpartition("-")
     archived = list_archive(open_root(str(folder.parent)), lambda name: name == topic).partitions[topic, int(number)]
@@ -78,14 +78,14 @@ def state(plan: PartitionPlan) -> str:
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_what_a_broker_wrote_or_cleaned_has_no_gap(cases: dict[str, Case], name: str) -> None:
+def test_logs_of_a_broker_have_no_gap(cases: dict[str, Case], name: str) -> None:
     """With its cleaner's checkpoint and without it."""
     case = cases[name]
     for partition in case.partitions:
         for folder in (case.input(partition), *(case.expected(n, partition) for n in PASSES)):
-            assert state(plan_of(folder)) == "fine"
+            assert state(plan_folder(folder)) == "fine"
         checkpoint = case.first_dirty_offset(1, partition)
-        plan = plan_of(case.input(partition), first_dirty_offset=checkpoint, cleaner_checkpoint=checkpoint)
+        plan = plan_folder(case.input(partition), first_dirty_offset=checkpoint, cleaner_checkpoint=checkpoint)
         assert state(plan) == "fine"
 
 
@@ -98,7 +98,7 @@ def test_any_segment_that_is_missing_or_short(cases: dict[str, Case], name: str)
     case = cases[name]
     for partition in case.partitions:
         begins = case.first_dirty_offset(1, partition)
-        plan = plan_of(case.input(partition), first_dirty_offset=begins, cleaner_checkpoint=begins)
+        plan = plan_folder(case.input(partition), first_dirty_offset=begins, cleaner_checkpoint=begins)
         inner = [i for i, s in enumerate(plan.input.segments[:-1]) if i and s.base_offset >= begins]
         assert inner
         for i in inner:
@@ -131,7 +131,7 @@ def test_below_the_checkpoint_a_side_file_shows_the_loss(cases: dict[str, Case],
     case = cases[name]
     for partition in case.partitions:
         begins = case.first_dirty_offset(1, partition)
-        plan = plan_of(case.input(partition), first_dirty_offset=begins, cleaner_checkpoint=begins)
+        plan = plan_folder(case.input(partition), first_dirty_offset=begins, cleaner_checkpoint=begins)
         below = [i for i, s in enumerate(plan.input.segments) if i and s.base_offset < begins]
         assert below
         told = 0
@@ -257,7 +257,7 @@ def test_a_transaction_whose_end_is_missing(tmp_path: Path, text: str) -> None:
     hidden = files_in(tmp_path / "t-0")[1]
     for path in files_in(tmp_path / "t-0", f"{hidden.stem}.*"):
         path.unlink()
-    plan = changed(plan_of(tmp_path / "t-0"), sealed=True)
+    plan = changed(plan_folder(tmp_path / "t-0"), sealed=True)
     assert state(plan) == "gap"
     found = judged(changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
     assert isinstance(found, Problem)
@@ -274,7 +274,7 @@ def test_transaction_whose_end_only_a_snapshot_contains(tmp_path: Path, snapshot
     for path in [*files_in(folder, f"{files_in(folder)[1].stem}.*"), *files_in(folder, "*.snapshot")]:
         if path.suffix != ".snapshot" or int(path.stem) not in snapshots:
             path.unlink(missing_ok=True)
-    plan = plan_of(folder)
+    plan = plan_folder(folder)
     found = judged(changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
     if not snapshots:
         assert isinstance(found, PartitionResult) and found.status == "not_due"
@@ -295,12 +295,12 @@ def test_a_marker_that_only_the_index_misses(tmp_path: Path) -> None:
     third = files_in(folder)[1]
     entry = np.array([(0, 7, 2, 4, 5)], transaction_index.ENTRY)
     third.with_suffix(".txnindex").write_bytes(transaction_index.write(entry))
-    plan = changed(plan_of(folder, first_dirty_offset=3, cleaner_checkpoint=3), sealed=True)
+    plan = changed(plan_folder(folder, first_dirty_offset=3, cleaner_checkpoint=3), sealed=True)
     found = judged(plan)
     assert isinstance(found, Problem)
     assert (found.kind, found.path) == ("transaction", f"t-0/{third.stem}.txnindex")
     third.with_suffix(".txnindex").unlink()
-    assert state(changed(plan_of(folder, first_dirty_offset=3, cleaner_checkpoint=3), sealed=True)) == "fine"
+    assert state(changed(plan_folder(folder, first_dirty_offset=3, cleaner_checkpoint=3), sealed=True)) == "fine"
 
 
 @pytest.mark.parametrize("later", ["{pid=7 txn} c=1 | {pid=7 commit}", "c=1"], ids=["its next marker", "a snapshot"])
@@ -317,7 +317,7 @@ def test_a_marker_that_only_the_index_has(tmp_path: Path, later: str, cleaned: i
     log.write_bytes(log.read_bytes()[: int(open_segment(log).headers()["position"][1])])
 
     def found(log_start: int = 0) -> Problem | Analysis | PartitionResult:
-        plan = plan_of(folder, first_dirty_offset=cleaned, cleaner_checkpoint=cleaned, log_start_offset=log_start)
+        plan = plan_folder(folder, first_dirty_offset=cleaned, cleaner_checkpoint=cleaned, log_start_offset=log_start)
         return judged(changed(plan, sealed=True, settings=replace(plan.policy.settings, gaps="accept")))
 
     problem = found()
@@ -335,7 +335,7 @@ def test_a_marker_that_only_the_index_has(tmp_path: Path, later: str, cleaned: i
     assert isinstance(found(), Analysis)
 
 
-def test_nothing_but_indexes(part: Partition) -> None:
+def test_indexes_without_logs_are_a_gap(part: Partition) -> None:
     for number in range(SEGMENTS):
         remove(part, number * SEGMENT_OFFSETS, "log")
     problem = part.listed().problem
@@ -382,7 +382,7 @@ def test_the_last_segment_cut_short(part: Partition) -> None:
 
 
 @pytest.mark.parametrize(("offset", "how_far"), [(INNER, "nothing of it was read"), (INNER + RECORDS, "read up to")])
-def test_how_far_a_segment_was_read(part: Partition, offset: int, how_far: str) -> None:
+def test_end_of_a_partly_read_segment(part: Partition, offset: int, how_far: str) -> None:
     done = judged(changed(part.plan(), high_watermark=offset))
     assert not isinstance(done, Problem)
     [note] = [note for note in done.notes if "high watermark" in note]
@@ -586,7 +586,7 @@ def many_holes(tmp_path: Path, n: int, *, thinned: bool) -> PartitionPlan:
     for base in range(0, 2 * n, 2):
         batches = [batch_at(base, 1), batch_at(base + 2, 1)] if thinned and base == 2 * n - 2 else [batch_at(base, 1)]
         (folder / segment_file(base, "log")).write_bytes(b"".join(batch.data for batch in batches))
-    return plan_of(folder)
+    return plan_folder(folder)
 
 
 def lines_run(work: Callable[[], object]) -> int:

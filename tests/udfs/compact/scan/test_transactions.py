@@ -17,7 +17,7 @@ from tests.reference.cleaner import AbortedTxn, Transactions
 from tests.reference.log import ABORT, COMMIT, Batch, Record, marker_batch
 
 
-def rows_of(batches: list[Batch]) -> np.ndarray:
+def batch_rows(batches: list[Batch]) -> np.ndarray:
     """Return the batches as BATCH rows."""
     rows = np.zeros(len(batches), BATCH)
     for row, b in zip(rows, batches, strict=True):
@@ -30,7 +30,7 @@ def rows_of(batches: list[Batch]) -> np.ndarray:
     return rows
 
 
-def entries_of(aborted: list[AbortedTxn]) -> np.ndarray:
+def make_entries(aborted: list[AbortedTxn]) -> np.ndarray:
     entries = np.zeros(len(aborted), transaction_index.ENTRY)
     for entry, txn in zip(entries, aborted, strict=True):
         entry["producer_id"], entry["first_offset"] = txn.producer_id, txn.first_offset
@@ -45,9 +45,9 @@ def check(batches: list[Batch], aborted: list[AbortedTxn]) -> tuple[list[bool], 
     transactions = Transactions()
     transactions.add(aborted)
     expected = [transactions.on_batch(b) for b in batches]
-    rows = transactional_batches(rows_of(batches))
+    rows = transactional_batches(batch_rows(batches))
     assert rows.dtype == TXN_BATCH
-    discardable, kept = discardable_batches(rows, entries_of(aborted))
+    discardable, kept = discardable_batches(rows, make_entries(aborted))
     mine = iter(discardable.tolist())
     assert [next(mine) if b.transactional or b.control else False for b in batches] == expected
     assert [aborted[i] for i in kept if i >= 0] == transactions.kept
@@ -107,9 +107,9 @@ def test_two_transactions_of_a_producer_and_one_of_another_between() -> None:
 
 
 def test_no_transactions() -> None:
-    discardable, kept = discardable_batches(np.empty(0, TXN_BATCH), entries_of([]))
+    discardable, kept = discardable_batches(np.empty(0, TXN_BATCH), make_entries([]))
     assert len(discardable) == len(kept) == 0
-    assert len(transactional_batches(rows_of([Batch(0, 0)]))) == 0
+    assert len(transactional_batches(batch_rows([Batch(0, 0)]))) == 0
 
 
 EVENTS = st.lists(
@@ -148,14 +148,14 @@ def test_any_log_in_any_order_of_its_index(events: list[tuple[str, int]], draw: 
     ),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), max_size=8),
 )
-def test_what_a_producer_has_before_and_behind(
+def test_markers_behind_and_data_before_a_batch(
     drawn: list[tuple[int, int | None, int]], asked: list[tuple[int, int]]
 ) -> None:
     batches, offset = [], 0
     for pid, kind, n in drawn:
         batches.append(data(offset, pid, n) if kind is None else marker(offset, pid, kind))
         offset += n
-    rows = transactional_batches(rows_of(batches))
+    rows = transactional_batches(batch_rows(batches))
     markers = [(b.producer_id, b.base_offset) for b in batches if b.marker is not None]
     assert markers_behind(rows).tolist() == [
         min((at for pid, at in markers if pid == b.producer_id and at >= b.base_offset), default=NO_END)

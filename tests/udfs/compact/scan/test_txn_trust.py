@@ -26,7 +26,7 @@ from lastkey.udfs.segments import SideFile
 from lastkey.udfs.storage import open_root
 from lastkey.udfs.verify.partition import check_partition
 from tests.builders.drawn import Drawn, logs
-from tests.builders.folders import Archived, Outcome, compact, lay_out, plan_of
+from tests.builders.folders import Archived, Outcome, compact, lay_out, make_plan
 from tests.builders.logs import write_partition
 from tests.builders.plans import changed, made_plan
 from tests.builders.sources import read
@@ -48,18 +48,18 @@ SIZE = 34
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     write_partition(tmp_path / "archive" / "t-0", LOG)
-    assert transaction_index.read(index_of(tmp_path / "archive").read_bytes(), "").tolist() == ENTRIES
+    assert transaction_index.read(index_path(tmp_path / "archive").read_bytes(), "").tolist() == ENTRIES
     return tmp_path / "archive"
 
 
-def index_of(root: Path) -> Path:
+def index_path(root: Path) -> Path:
     return root / "t-0" / "00000000000000000000.txnindex"
 
 
 def change(root: Path, row: int, name: str, value: int) -> None:
-    data = bytearray(index_of(root).read_bytes())
+    data = bytearray(index_path(root).read_bytes())
     struct.pack_into(">q", data, row * SIZE + FIELDS[name], value)
-    index_of(root).write_bytes(bytes(data))
+    index_path(root).write_bytes(bytes(data))
 
 
 def compacted(root: Path) -> tuple[PartitionResult, list[int]]:
@@ -84,7 +84,7 @@ def verified(root: Path) -> list[tuple[int, str, str]]:
     return [(p.position, p.expected, p.found) for p in problems]
 
 
-def test_as_it_should_be(root: Path) -> None:
+def test_intact_transaction_index_is_trusted(root: Path) -> None:
     result, offsets = compacted(root)
     assert offsets == SURVIVE
     assert not result.notes
@@ -133,7 +133,9 @@ def test_one_wrong_field_decides_nothing_and_is_reported(
         (0, "last_stable_offset", 4, "a last stable offset of 5"),
     ],
 )
-def test_in_a_log_without_holes_an_entry_is_as_replayed(root: Path, row: int, name: str, value: int, said: str) -> None:
+def test_entry_in_a_complete_log_equals_the_replayed_one(
+    root: Path, row: int, name: str, value: int, said: str
+) -> None:
     """The difference is harmless, but the log is complete, so the difference has no explanation."""
     change(root, row, name, value)
     assert compacted(root)[1] == SURVIVE
@@ -143,11 +145,11 @@ def test_in_a_log_without_holes_an_entry_is_as_replayed(root: Path, row: int, na
 
 @pytest.mark.long
 def test_any_flipped_bit_decides_nothing(root: Path) -> None:
-    right, draw = index_of(root).read_bytes(), random.Random(3)
+    right, draw = index_path(root).read_bytes(), random.Random(3)
     for _ in range(60):
         data = bytearray(right)
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        index_of(root).write_bytes(bytes(data))
+        index_path(root).write_bytes(bytes(data))
         assert compacted(root)[1] == SURVIVE
         assert verified(root)
 
@@ -158,7 +160,7 @@ def test_readers_do_not_look_at_it(root: Path, row: int, name: str, value: int, 
     if name:
         change(root, row, name, value)
     else:
-        index_of(root).unlink()
+        index_path(root).unlink()
     committed = read("kafka_log", root, isolationLevel="read_committed")["offset"].to_pylist()
     assert committed == [0, 1, 7, 10, 11]
     (plan,) = archive_plans(str(root), EVERY_TOPIC, [])
@@ -175,7 +177,7 @@ def test_an_entry_may_begin_before_what_a_cleaning_left(tmp_path: Path, capsys: 
         "{pid=1 txn} a=1 | {pid=1 commit} | {pid=1 txn base=4} c=3 | {pid=2 txn} e=5 | {pid=1 abort} | {pid=2 commit}"
     )
     write_partition(root / "t-0", f"{text} || g=7")
-    assert transaction_index.read(index_of(root).read_bytes(), "").tolist() == [(0, 1, 4, 6, 5)]
+    assert transaction_index.read(index_path(root).read_bytes(), "").tolist() == [(0, 1, 4, 6, 5)]
     change(root, 0, "first_offset", 2)  # behind the marker at 1, where nothing is left
     change(root, 0, "last_stable_offset", 3)
     result, offsets = compacted(root)
@@ -196,7 +198,7 @@ def test_brokers_of_before_kafka_10702_note_an_abort_without_data(
     """Their entry begins at its own marker."""
     root = tmp_path / "archive"
     write_partition(root / "t-0", "{pid=1 txn} a=1 b=2 | {pid=1 commit} | {pid=1 abort} || g=7 || h=8")
-    index_of(root).write_bytes(struct.pack(">hqqqq", 0, 1, 3, 3, 4))
+    index_path(root).write_bytes(struct.pack(">hqqqq", 0, 1, 3, 3, 4))
     assert verified(root) == []
     result, offsets = compacted(root)
     assert (offsets, result.notes) == ([0, 1, 2, 3, 4, 5], ())
@@ -237,7 +239,7 @@ def test_committed_records_whose_marker_is_lost_are_not_dropped(first: int, tmp_
         compacted(tmp_path / "a")
 
 
-def logs_of(outcome: Outcome) -> dict[str, bytes]:
+def log_files(outcome: Outcome) -> dict[str, bytes]:
     return {name: data for name, data in outcome.files().items() if name.endswith(".log")}
 
 
@@ -264,7 +266,7 @@ def test_the_markers_alone_decide_in_every_pass(tmp_path_factory: pytest.TempPat
     tmp = tmp_path_factory.mktemp("passes")
     archived, draw = with_indexes(lay_out(tmp / "archive", drawn.segments), drawn), random.Random(5)
     for number, now_ms in enumerate([*drawn.times, drawn.times[-1] + 10**9]):
-        plan = plan_of(
+        plan = make_plan(
             archived, tmp / f"store{number}", drawn.settings, now_ms=now_ms, log_start_offset=drawn.log_start_offset,
             sealed=drawn.sealed, null_keys="keep",
         )  # fmt: skip
@@ -273,7 +275,7 @@ def test_the_markers_alone_decide_in_every_pass(tmp_path_factory: pytest.TempPat
             return
         assert not [note for note in ours.result.notes if "txnindex" in note]
         without = compact(changed(plan, txn_indexes=(), store_uri=str(tmp / f"none{number}")))
-        assert logs_of(without) == logs_of(ours)
+        assert log_files(without) == log_files(ours)
         for file in plan.input.txn_indexes:
             path = Path(file.root) / file.path
             data = bytearray(path.read_bytes())
@@ -282,6 +284,6 @@ def test_the_markers_alone_decide_in_every_pass(tmp_path_factory: pytest.TempPat
                 data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
             path.write_bytes(bytes(data))
             damaged = compact(changed(plan, store_uri=str(tmp / f"bad{number}-{file.offset}")))
-            assert logs_of(damaged) == logs_of(ours)
+            assert log_files(damaged) == log_files(ours)
             path.write_bytes(right)
         archived = ours.as_archive(tmp / f"pass{number}", snapshots=True)
