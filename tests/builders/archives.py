@@ -91,7 +91,7 @@ def log_directory(cases: Mapping[str, Case], names: Sequence[str], archive: Path
 
 @dataclass
 class Lab:
-    """Archive and store of a test."""
+    """Archive and store of a test. spark: a session, in whose tasks jobs run; None: they run in threads."""
 
     spark: Any
     root: Path
@@ -108,9 +108,9 @@ class Lab:
         return self.store_at or self.root / "store"
 
     def run(self, now_ms: int, *, settings: dict[str, Any] | None = None, **options: Any) -> CompactReport:
-        """Run the job once in the session of the tests."""
+        """Run the job once."""
         given = settings or self.settings
-        job = {"engine": "spark"} | given.get("job", {})  # run in tasks, as for a large archive
+        job = {"engine": "spark" if self.spark else "threads"} | given.get("job", {})
         config = parse_config(given | {"job": job})
         made = CompactOptions(archive=str(self.archive), store=str(self.store), now_ms=now_ms, config=config, **options)
         return compact.run(made, Silent())

@@ -29,7 +29,7 @@ from tests.builders.stores import manifest_segments
 from tests.builders.trees import read_tree, tree
 from tests.golden import golden
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 KEY = ("t", 0)
 
@@ -53,10 +53,10 @@ def _rows(lab: Lab) -> tuple[Any, ...]:
 
 
 @pytest.fixture
-def lab(spark, tmp_path, tmp_path_factory) -> Lab:
+def lab(tmp_path, tmp_path_factory) -> Lab:
     """t-0 with two generations, and more to read."""
     case = golden(tmp_path_factory)["idem-active"]
-    made = Lab(spark, tmp_path)
+    made = Lab(None, tmp_path)
     made.now_ms = max(case.now_ms(1, p) for p in case.partitions)
     for segments in (3, 5, None):
         put(only_input(case), made.archive / "t-0", segments=segments)

@@ -32,7 +32,7 @@ from tests.builders.stores import manifest_segments
 from tests.builders.trees import files_in, read_tree, tree
 from tests.golden import golden
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def _rollback(lab: Lab, generation: int, **options: Any) -> RollbackReport:
@@ -53,10 +53,10 @@ def _age(lab: Lab) -> None:
 
 
 @pytest.fixture
-def lab(spark, tmp_path, tmp_path_factory) -> Lab:
+def lab(tmp_path, tmp_path_factory) -> Lab:
     """t-0 with three generations of a log that grows; what was restored of the first, and its checkpoint."""
     case = golden(tmp_path_factory)["idem-active"]
-    made = Lab(spark, tmp_path)
+    made = Lab(None, tmp_path)
     made.now_ms = max(case.now_ms(1, p) for p in case.partitions)
     for segments in (3, 5, None):
         put(only_input(case), made.archive / "t-0", segments=segments)

@@ -411,11 +411,11 @@ def test_reset_starts_over_only_diverged_partitions(grown, now_ms):
     assert third.checkpoints["d-back", 0].next_offset < first.checkpoints["d-back", 0].next_offset
 
 
-def test_force_cleans_again_by_the_clock(spark, cases, now_ms, tmp_path):
+def test_force_cleans_again_by_the_clock(cases, now_ms, tmp_path):
     """The same clock keeps the same batches (without transactions); a later one lets go what its horizon held, as the
     broker's cleaner does; time passes 25 hours between the passes there too.
     """
-    lab = Lab(spark, tmp_path)
+    lab = Lab(None, tmp_path)
     names = ("none-tomb", "txn-none", "v0-none")
     for name in names:
         put(only_input(cases[name]), lab.archive / f"{name}-0")

@@ -20,12 +20,12 @@ from tests.builders.trees import files_in
 from tests.golden import golden
 from tests.reference.log import decode_log
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def lab(spark, tmp_path):
-    return Lab(spark, tmp_path)
+def lab(tmp_path):
+    return Lab(None, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_a_checkpoint_of_another_log(lab, case, now_ms, name):
     assert (checkpoint.generation, checkpoint.log_start_offset) == (1, 0)
     assert checkpoint.next_offset < 1_000_000
     (lab.archive / name).unlink()
-    other = Lab(lab.spark, lab.root, archive_at=lab.archive, store_at=lab.root / "other")
+    other = Lab(None, lab.root, archive_at=lab.archive, store_at=lab.root / "other")
     other.run(now_ms)
     mine, theirs = (lab_.batches(manifest_segments(lab_.state(), "t", 0)) for lab_ in (lab, other))
     assert contents(mine) == contents(theirs)

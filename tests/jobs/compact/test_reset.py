@@ -17,7 +17,7 @@ from tests.builders.archives import Lab, only_input, put
 from tests.builders.trees import files_in, tree
 from tests.golden import golden
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def _restored(lab: Lab, name: str, generation: int) -> dict[str, tuple[str, int]]:
@@ -34,10 +34,10 @@ def _remove(log):
         path.unlink()
 
 
-def test_a_generation_outlives_the_reset_after_a_gap(spark, tmp_path, tmp_path_factory):
+def test_a_generation_outlives_the_reset_after_a_gap(tmp_path, tmp_path_factory):
     case = golden(tmp_path_factory)["idem-active"]
     now_ms = max(case.now_ms(1, p) for p in case.partitions)
-    lab = Lab(spark, tmp_path)
+    lab = Lab(None, tmp_path)
     put(only_input(case), lab.archive / "t-0", segments=4)
     lab.run(now_ms, sealed=True)
     want = _restored(lab, "before", 1)

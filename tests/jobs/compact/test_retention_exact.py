@@ -1,4 +1,4 @@
-"""`retention.exact` over several runs, in one task and in several, in Spark and in threads."""
+"""`retention.exact` over several runs, in several tasks of Spark and in threads."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 # How each topic is worked through; both policies each
 WAYS = {
-    "task": {"split.by": "none"},
-    "several": {"split.by": "always"},
+    "several": {"engine": "spark", "split.by": "always"},
     "threads": {"engine": "threads"},
 }
 
@@ -62,9 +61,11 @@ def settings(way: str, now_ms: int, oldest_ms: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=WAYS)
-def runs(request, spark, cases, now_ms, tmp_path_factory) -> Iterator[Runs]:
+def runs(request, cases, now_ms, tmp_path_factory) -> Iterator[Runs]:
     way = request.param
-    lab = Lab(spark, tmp_path_factory.mktemp("exact"))
+    if way == "several":
+        request.getfixturevalue("spark")
+    lab = Lab(None, tmp_path_factory.mktemp("exact"))
     source = only_input(cases["snappy-zipf"])
     records = {int(log.stem): [r for b in decode_log(log.read_bytes()) for r in b.records] for log in files_in(source)}
     bases = sorted(records)
@@ -152,16 +153,16 @@ def test_verify_under_another_story(runs, topic):
     assert {p.expected for p in shorter} == {"no record older than retention.ms, as retention.exact says"}
 
 
-def test_a_store_of_an_older_version_continues(spark, cases, now_ms, tmp_path):
+def test_a_store_of_an_older_version_continues(cases, now_ms, tmp_path):
     """Its rows have no smallest timestamps."""
-    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT})
+    lab = Lab(None, tmp_path, settings={"defaults": COMPACT})
     source = only_input(cases["snappy-zipf"])
     put(source, lab.archive / "both-0")
     lab.run(now_ms)
     assert {s.min_timestamp_ms for s in lab.state().current()[1]["both", 0]} == {UNKNOWN_TIMESTAMP}
     first = min(int(log.stem) for log in files_in(source))
     held = [r.timestamp for b in decode_log((source / f"{first:020d}.log").read_bytes()) for r in b.records]
-    report = lab.run(now_ms, settings=settings("task", now_ms, sorted(held)[len(held) // 2]))
+    report = lab.run(now_ms, settings=settings("threads", now_ms, sorted(held)[len(held) // 2]))
     assert by_topic(report)["both"].status == "cleaned"
     assert verify.run(VerifyOptions(None, store=str(lab.store), config=parse_config({})), Silent()).exit_code == 0
 
@@ -184,9 +185,9 @@ def verified(lab: Lab) -> tuple[int, str]:
     return report.exit_code, report.to_text()
 
 
-def begun(spark, cases, now_ms, tmp_path) -> tuple[Lab, int]:
+def begun(cases, now_ms, tmp_path) -> tuple[Lab, int]:
     """Make an archive of one topic, and a time at which half of the records of its first segment are too old."""
-    lab = Lab(spark, tmp_path)
+    lab = Lab(None, tmp_path)
     source = only_input(cases["snappy-zipf"])
     put(source, lab.archive / "both-0")
     first = min(int(log.stem) for log in files_in(source))
@@ -200,9 +201,9 @@ def lazily(now_ms: int, oldest_ms: int) -> dict[str, Any]:
     return out | {"defaults": out["defaults"] | {"min.cleanable.dirty.ratio": 1.0}}
 
 
-def test_verify_knows_which_runs_compacted(spark, now_ms, tmp_path, monkeypatch):
+def test_verify_knows_which_runs_compacted(now_ms, tmp_path, monkeypatch):
     """The policy is compact,delete; the run applied only retention, all young records remain, superseded ones too."""
-    lab = Lab(spark, tmp_path)
+    lab = Lab(None, tmp_path)
     folder = lab.archive / "both-0"
     folder.mkdir(parents=True)
     oldest = now_ms - 1000
@@ -225,9 +226,9 @@ def test_verify_knows_which_runs_compacted(spark, now_ms, tmp_path, monkeypatch)
     assert problem.expected == "every record that retention.ms and retention.bytes did not delete"
 
 
-def test_verify_sees_a_wrong_smallest_timestamp(spark, cases, now_ms, tmp_path, monkeypatch):
+def test_verify_sees_a_wrong_smallest_timestamp(cases, now_ms, tmp_path, monkeypatch):
     """A wrong smallest timestamp hides the segment from later runs, which then never remove its expired records."""
-    lab, oldest = begun(spark, cases, now_ms, tmp_path)
+    lab, oldest = begun(cases, now_ms, tmp_path)
     monkeypatch.setattr(segment_output, "least_timestamp", lambda rows: 2**63 - 1)
     lab.run(now_ms, settings=lazily(now_ms, oldest))
     rows = lab.state().current()[1]["both", 0]
@@ -236,11 +237,11 @@ def test_verify_sees_a_wrong_smallest_timestamp(spark, cases, now_ms, tmp_path, 
     assert code != 0, text
 
 
-def test_verify_of_an_undated_record_that_went_with_its_cleaned_segment(spark, now_ms, tmp_path):
+def test_verify_of_an_undated_record_that_went_with_its_cleaned_segment(now_ms, tmp_path):
     """The rest of the compacted segment has expired for retention and for Kafka; verify uses the source's time, which
     comes from a superseded record.
     """
-    lab = Lab(spark, tmp_path)
+    lab = Lab(None, tmp_path)
     folder = lab.archive / "both-0"
     folder.mkdir(parents=True)
     oldest = now_ms - 1000

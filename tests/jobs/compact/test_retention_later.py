@@ -24,15 +24,15 @@ from tests.builders.archives import Lab, by_topic, offset_checkpoint
 from tests.builders.logs import write_partition
 from tests.builders.stores import manifest_segments
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 LOG = "{ts=1000} a=1 b=1 || {ts=2000} a=2 c=1 || {ts=3000} a=3 d=1 || {ts=4000} a=4 e=1"
 LIMIT_MS = 10_000
 
 
 @pytest.fixture
-def lab(spark, tmp_path) -> Lab:
-    return Lab(spark, tmp_path)
+def lab(tmp_path) -> Lab:
+    return Lab(None, tmp_path)
 
 
 def policy(words: str, **limits: int) -> dict[str, Any]:

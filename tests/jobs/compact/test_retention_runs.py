@@ -28,7 +28,7 @@ from tests.builders.stores import manifest_segments
 from tests.builders.trees import files_in, tree
 from tests.reference.log import decode_log
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @dataclass
@@ -60,8 +60,8 @@ def settings(now_ms: int, oldest_ms: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(spark, cases, now_ms, tmp_path_factory) -> Iterator[Runs]:
-    lab = Lab(spark, tmp_path_factory.mktemp("retention"))
+def runs(cases, now_ms, tmp_path_factory) -> Iterator[Runs]:
+    lab = Lab(None, tmp_path_factory.mktemp("retention"))
     source = only_input(cases["snappy-zipf"])
     logs = files_in(source)
     assert len(logs) > 5

@@ -150,7 +150,7 @@ def test_a_generation_by_yield_whose_logs_lie_in_folders_of_earlier_ones(tmp_pat
 def test_generations_that_the_job_wrote(spark, tmp_path, tmp_path_factory):
     """Two runs of compact on real partitions; the first generation's tasks are planned before the second run."""
     cases = golden(tmp_path_factory)
-    lab = Lab(spark, tmp_path)
+    lab = Lab(None, tmp_path)
     now = max(cases[name].now_ms(1, cases[name].partitions[0]) for name in TOPICS.values())
     for topic, name in TOPICS.items():
         put(only_input(cases[name]), lab.archive / f"{topic}-0", segments=2, batches=2)

@@ -16,7 +16,7 @@ from tests.builders.archives import COMPACT, HOUR, Lab
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.trees import files_in, tree
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 NOW_MS = START_MS + HOUR
 DAY_NS = 24 * HOUR * 1_000_000
@@ -24,11 +24,11 @@ BEFORE = "a=1 b=2 | a=3 || c=1 a=4"
 SINCE = f" | {{pid=7 txn}} d=1 e=1 | {{pid=7 abort ts={START_MS + 7}}} | e=2 || f=1"
 
 
-def test_three_generations_a_vacuum_and_one_more(spark, tmp_path):
+def test_three_generations_a_vacuum_and_one_more(tmp_path):
     """Generation 2 copies the rest of a segment with an aborted transaction. Generation 3 uses that `.log`, and vacuum
     deletes the other files of generation 2.
     """
-    lab = Lab(spark, tmp_path)
+    lab = Lab(None, tmp_path)
     write_partition(lab.archive / "t-0", BEFORE)
     lab.run(NOW_MS, sealed=True)
     write_partition(lab.archive / "t-0", BEFORE + SINCE)
