@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.attack.summary import n_cases
 from tests.builders import replicas
 from tests.builders.replicas import FOLDER, Original, intact, judge, read_batches, run_merge
 from tests.kafka_lab import check_served, start_restored
@@ -19,7 +20,7 @@ from tests.kafka_lab.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-RUNS = 20
+FEW = 8
 CLEANS = {
     "log.cleaner.enable": "true", "log.cleaner.backoff.ms": 100, "log.cleaner.min.cleanable.ratio": 0,
     "log.cleaner.min.compaction.lag.ms": 0,
@@ -87,10 +88,10 @@ def test_the_disks_of_a_cluster(disks: tuple[Path, int, str], tmp_path: Path) ->
         assert check_served(broker.bootstrap, partition_dirs([tmp_path / "out"]))[0] == []
 
 
-def test_damaged_disks(disks: tuple[Path, int, str], tmp_path: Path) -> None:
+def test_damaged_disks(disks: tuple[Path, int, str], tmp_path: Path, request: pytest.FixtureRequest) -> None:
     source, fork, _ = disks
     whole, tally, results = read_batches(source / "broker-3"), Counter[str](), []
-    for run in range(RUNS):
+    for run in range(n_cases(request, FEW)):
         rng = random.Random(f"disks {run}")
         copies = [tmp_path / f"run-{run}" / f"broker-{n}" for n in (1, 2, 3)]
         for copy in copies:

@@ -14,6 +14,7 @@ import pytest
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.layout import MAX_SEGMENT_BYTES
 from lastkey.udfs.segments import cleaner_checkpoint
+from tests.attack.summary import n_cases
 from tests.builders.archives import Lab
 from tests.builders.limits import limit_logs
 from tests.builders.logs import START_MS
@@ -46,13 +47,21 @@ def test_a_transaction_whose_marker_is_lost_is_kept_night_after_night(tmp_path: 
     assert (b"a", None) in [(r.key, r.value) for r in records]
 
 
-@pytest.mark.parametrize("seed", range(6))
 def test_drawn_nights_keep_every_live_record_and_bring_none_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    for seed in range(n_cases(request, 3)):
+        try:
+            _run_drawn(tmp_path / str(seed), monkeypatch, seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+def _run_drawn(root: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     rng = random.Random(seed)
     limit_logs(monkeypatch, 400 if seed % 2 else MAX_SEGMENT_BYTES)
-    nights = Nights(tmp_path)
+    nights = Nights(root)
     nights.settings["compaction.min.yield"] = rng.choice([0.1, 0.3, 0.6, 1.0])
     nights.settings["segment.bytes"] = rng.choice([400, 1000, 1 << 20])
     nights.settings["delete.retention.ms"] = rng.choice([0, DAY, 3 * DAY])
@@ -70,9 +79,9 @@ def test_drawn_nights_keep_every_live_record_and_bring_none_back(
     nights.settings["compaction.schedule"] = "full"
     nights.run(force=True)
     fully = nights.checked()
-    once = Nights(tmp_path)
+    once = Nights(root)
     once.settings = nights.settings
-    lab = once.lab(tmp_path / "at once")
+    lab = once.lab(root / "at once")
     lab.run(START_MS + 10 * DAY)
     at = lab.state().checkpoints()[KEY]
     rows = lab.state().manifests({KEY: (at.generation, at.run_id)})[KEY]

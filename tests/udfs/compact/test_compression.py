@@ -77,7 +77,7 @@ def test_golden_partitions(cases: dict[str, Case], tmp_path: Path, number: int) 
 
 @pytest.mark.slow
 @pytest.mark.long
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs(), st.sampled_from(TYPES), st.integers(0, 2**32))
 def test_drawn_logs_all_ways(
     tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, chosen: tuple[str, bool], seed: int

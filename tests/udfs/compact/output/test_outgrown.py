@@ -196,7 +196,7 @@ def moved(batch: Batch, by: int) -> Batch:
 
 @pytest.mark.slow
 @pytest.mark.long
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs(), st.integers(62, 900), st.booleans())
 def test_drawn_logs(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, limit: int, in_tasks: bool) -> None:
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as tmp:

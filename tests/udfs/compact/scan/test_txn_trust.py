@@ -259,7 +259,7 @@ def with_indexes(archived: Archived, drawn: Drawn) -> Archived:
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(drawn=logs())
 def test_the_markers_alone_decide_in_every_pass(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn) -> None:
     """Clean logs again and again: without index files, and with damaged ones, the same logs result."""
