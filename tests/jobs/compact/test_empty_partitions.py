@@ -97,10 +97,15 @@ SHAPES = [empty_500, empty_0, nothing_but_the_log, with_its_log_start, several_t
 DELETE = '[topics."*"]\n"cleanup.policy" = "delete"\n"retention.ms" = 1000000000\n'
 BLOCKS = '[job]\n"split.by" = "always"\n[topics."*"]\n"cleanup.policy" = "compact"\n'
 YIELD = '[topics."*"]\n"cleanup.policy" = "compact"\n"compaction.schedule" = "yield"\n'
+OTHERS = {"delete": DELETE, "blocks": BLOCKS, "yield": YIELD}
+PAIRS = [pytest.param(shape, "", id=shape.__name__) for shape in SHAPES] + [
+    pytest.param(shape, settings, id=f"{shape.__name__}-{name}")
+    for name, settings in OTHERS.items()
+    for shape in (empty_500, several_that_a_cleaner_emptied)
+]
 
 
-@pytest.mark.parametrize("settings", ["", DELETE, BLOCKS, YIELD], ids=["compact", "delete", "blocks", "yield"])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+@pytest.mark.parametrize(("shape", "settings"), PAIRS)
 def test_empty_partition_is_restored_with_its_end_offset(place: Place, shape: Any, settings: str) -> None:
     shape(place)
     before, config = tree(place.archive.parent), place.root / "settings.toml"
