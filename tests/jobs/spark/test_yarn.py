@@ -171,25 +171,6 @@ def said_by_driver(yarn: Yarn) -> str:
     return [text for name, text in yarn.container_logs().items() if name.endswith("_000001/stdout")][-1]
 
 
-def test_killed_container_only_delays_compact(yarn, pack, many, config, tmp_path):
-    assert lastkey.compact(many, tmp_path / "here", config=config, now_ms=NOW_MS).exit_code == 0
-    words = (*compact_words(many, tmp_path / "store", config), "--json")
-    options = ("--master", "yarn", "--archives", pack, "--conf", "spark.executor.memoryOverhead=200m")
-    with client(yarn, "./spark-submit.sh", *options, *words) as run:
-        wait_for_segments(tmp_path / "store", run)
-        _, application = yarn.application()
-        executors = application["runningContainers"] - 1
-        # In steps of 256 MB: 512 and Spark's least overhead, 384, for YARN's own part; 512 + 200 for each executor
-        assert (application["allocatedMB"], executors > 0) == (1024 + 768 * executors, True)
-        for process in yarn.executors()[0]:
-            os.kill(process, signal.SIGKILL)
-        code, out, said = run.finish()
-    assert code == 0, said
-    assert json.loads(out)["exit_code"] == 0
-    assert any(", try 1" in text for text in yarn.container_logs().values())  # else it was killed too late
-    assert segments(tmp_path / "store") == segments(tmp_path / "here")
-
-
 def wait_for_segments(store: Path, run: Client) -> None:
     def begun() -> bool:
         assert run.process.poll() is None, run.finish()
@@ -198,23 +179,30 @@ def wait_for_segments(store: Path, run: Client) -> None:
     wait_until(begun, f"a segment in {store}", seconds=300)
 
 
-def test_other_jobs_in_client_mode_until_the_application_is_killed(yarn, pack, here, many, config, tmp_path):
+def test_jobs_in_client_mode_while_containers_and_the_application_are_killed(yarn, pack, here, many, config, tmp_path):
+    """A killed container only delays compact; a killed application ends it. (tests/jobs/spark/test_cluster.py compares
+    the other jobs.)
+    """
     compared = {
-        "verify": ["verify", ARCHIVE],
         "verify of a store": ["verify", "--store", here],
         "reindex": ["reindex", ARCHIVE, "--output", tmp_path / "there"],
-        "report": ["report", ARCHIVE, "--config", config, "--now", NOW_MS, "--output", tmp_path / "page.html"],
     }
     commands = compared | {
-        "inspect": ["inspect", ARCHIVE / "prices-0", "--offset", "..2"],
-        "lookup": ["lookup", ARCHIVE, "--store", tmp_path / "minutes", "--at", "2026-11-21T02:30Z"],
-        "killed": compact_words(many, tmp_path / "store", config),
+        "delayed": compact_words(many, tmp_path / "delayed", config),
+        "killed": compact_words(many, tmp_path / "killed", config),
     }
     words = {name: [*map(str, command), "--json"] for name, command in commands.items()}
-    options = shlex.join(["--master", "yarn", "--archives", pack, "pyspark-shell"])
+    options = ("--master", "yarn", "--archives", pack, "--conf", "spark.executor.memoryOverhead=200m", "pyspark-shell")
     program = (sys.executable, "-c", SEVERAL_JOBS, json.dumps([*words.values()]))
-    with client(yarn, *program, PYTHONPATH=str(ROOT), PYSPARK_SUBMIT_ARGS=options) as run:
-        wait_for_segments(tmp_path / "store", run)
+    with client(yarn, *program, PYTHONPATH=str(ROOT), PYSPARK_SUBMIT_ARGS=shlex.join(options)) as run:
+        wait_for_segments(tmp_path / "delayed", run)
+        _, application = yarn.application()
+        executors = application["runningContainers"] - 1
+        # In steps of 256 MB: 512 and Spark's least overhead, 384, for YARN's own part; 512 + 200 for each executor
+        assert (application["allocatedMB"], executors > 0) == (1024 + 768 * executors, True)
+        for process in yarn.executors()[0]:
+            os.kill(process, signal.SIGKILL)
+        wait_for_segments(tmp_path / "killed", run)
         yarn.kill_application()
         code, out, said = run.finish()
     places, *printed = out.split("\0")
@@ -222,16 +210,18 @@ def test_other_jobs_in_client_mode_until_the_application_is_killed(yarn, pack, h
         assert Path(file).is_relative_to(yarn.folder)  # in the archive that YARN unpacked
         assert Path(folder).is_relative_to(yarn.folder)
         assert str(ROOT) not in [*python_path.split(os.pathsep), *path]
-    found = dict(zip(commands, printed, strict=True))
+    found = dict(zip(commands, map(json.loads, printed), strict=True))
     words["reindex"][3] = str(tmp_path / "here")
-    alone = {name: CliRunner().invoke(cli.lastkey, words[name]).stdout for name in (*compared, "inspect")}
     for name in compared:
-        assert found_by(json.loads(found[name])) == found_by(json.loads(alone[name])), name
-        assert json.loads(found[name])["engine"]["tasks"] > 0, name
+        alone = json.loads(CliRunner().invoke(cli.lastkey, words[name]).stdout)
+        assert found_by(found[name]) == found_by(alone), name
+        assert found[name]["engine"]["tasks"] > 0, name
     assert read_tree(tmp_path / "there") == read_tree(tmp_path / "here") != {}
-    assert found["inspect"] == alone["inspect"] != ""
-    assert first_offsets(found["lookup"]) == AT_HALF_PAST_TWO
-    error = json.loads(found["killed"])["error"]
+    assert found["delayed"]["exit_code"] == 0, said
+    assert any(", try 1" in text for text in yarn.container_logs().values())  # else it was killed too late
+    assert lastkey.compact(many, tmp_path / "alone", config=config, now_ms=NOW_MS).exit_code == 0
+    assert segments(tmp_path / "delayed") == segments(tmp_path / "alone")
+    error = found["killed"]["error"]
     assert (code, error["kind"], error["exit_code"]) == (5, "SparkEndedError", 5), said
     assert "state KILLED" in said  # Spark's own line
     assert "unexpected:" not in said
