@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -102,9 +103,10 @@ class Node:
         found = re.search(r"TopicId: (\S+)", self.tool(command, *self._server, "--describe", "--topic", topic))
         return found[1] if found else sys.exit(f"{topic}: no topic id")
 
-    def read_partition(self, topic: str, partition: int) -> list[str]:
+    def read_partition(self, name: str) -> list[str]:
         """Return every record of a partition as a consumer prints it."""
-        words = ("--topic", topic, "--partition", str(partition), "--offset", "earliest", "--timeout-ms", "20000")
+        topic, _, number = name.rpartition("-")
+        words = ("--topic", topic, "--partition", number, "--offset", "earliest", "--timeout-ms", "20000")
         consumer = "org.apache.kafka.tools.consumer.ConsoleConsumer"
         shown = self.tool(consumer, *self._server, *words, "--formatter-property", "print.key=true")
         return [line for line in shown.splitlines() if "\t" in line]  # key and value; others are log lines
@@ -131,10 +133,8 @@ def try_broker(restored: Path, folder: Path, jars: Path) -> None:
         (node.data / name / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
     for path in (path for path in restored.iterdir() if path.is_file()):
         shutil.copy2(path, node.data)
-    with node.running():
-        for name in names:
-            topic, _, number = name.rpartition("-")
-            records = node.read_partition(topic, int(number))
+    with node.running(), ThreadPoolExecutor() as pool:  # each consumer waits 20 seconds for another record
+        for name, records in zip(names, pool.map(node.read_partition, names), strict=True):
             print(f"{name}: a consumer reads {len(records):,} records")
 
 
