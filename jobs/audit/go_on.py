@@ -25,24 +25,20 @@ from lastkey.jobs.store.paths import AUDIT_PAIRS, table_folder
 from lastkey.jobs.topics import Key
 from lastkey.udfs.audit.answers import write_rows
 from lastkey.udfs.audit.failover import (
-    COUNTED,
-    LEAST,
-    LOST,
+    LOST_RECORD,
     PARTITION,
     READ,
     Continuations,
     FailoverQuestion,
-    Figures,
     RangeResult,
     Suspect,
     add_figures,
     behind,
-    figure,
+    figures_of,
     first_at,
     first_lost,
     first_new,
 )
-from lastkey.udfs.audit.failover import MOST as LARGEST
 from lastkey.udfs.audit.pairs import PAIRS
 from lastkey.udfs.audit.runs import Sides
 from lastkey.udfs.storage import delete_folder, exists
@@ -141,7 +137,7 @@ def go_on(
     more = [write_rows(audit.state.root.uri, answers.folder, rows, asked, None)] if asked else []
     commit(audit, request, answers, more)
     kept = [GoOn.from_row(row, known) for one in answers.kept for row in one.summary.answers]
-    lost = pa.Table.from_pylist([row | {"kind": LOST} for one in answers.summaries for row in one.lost], PAIRS)
+    lost = pa.Table.from_pylist([row | {"kind": LOST_RECORD} for one in answers.summaries for row in one.lost], PAIRS)
     return sorted([*fresh, *kept], key=lambda one: one.key), first_lost(lost, MOST)
 
 
@@ -150,7 +146,8 @@ def decide(
 ) -> list[GoOn]:
     """Return the answers of units. found: of all ranges."""
     run, paths = workers.run, [one.states for one in found]
-    figures = _rows(units, add_figures([one.figures for one in found]))
+    all_figures = add_figures([one.figures for one in found])
+    figures: dict[Key, dict[str, Any]] = {unit: figures_of(all_figures, number) for number, unit in enumerate(units)}
     of_a = [key for key, row in figures.items() if row["a_records"] or key in known.committed]
     first = {key: _first(key, figures[key], known) for key in of_a}
     numbers = {unit: number for number, unit in enumerate(units)}
@@ -182,11 +179,6 @@ def decide(
         span = int(latest[unit]) - int(earliest[unit]) if counts["again"] else 0
         out.append(_counted(one, figures[key], counts | {"again_ms": span if span < _INT64 else 0}))
     return out
-
-
-def _rows(units: Sequence[Key], figures: Figures) -> dict[Key, dict[str, Any]]:
-    names = (*COUNTED, *LEAST, *LARGEST)
-    return {unit: {name: figure(figures, name, number) for name in names} for number, unit in enumerate(units)}
 
 
 def _first(key: Key, row: Mapping[str, Any], asked: KnownLogs) -> GoOn:

@@ -38,14 +38,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from lastkey.udfs.audit.failover_kernels import (
+    COUNTED,
+    DELIVERED,
+    FIGURES,
+    LEAST,
+    LOST,
+    MOST,
+    NONE,
+    REPEATED,
+    UNMATCHED,
+    Records,
+    find_states,
+)
 from lastkey.udfs.audit.pairs import PAIR_COLUMNS, Matches, match, pair_rows
 from lastkey.udfs.audit.runs import Bools, Ints, VersionRows
 from lastkey.udfs.storage import make_folder, native_output, open_file, open_root
 
-# States of B's records; a record of A that is neither lost nor superseded has no state here
-DELIVERED, UNDELIVERED, REPEATED, UNMATCHED = range(4)
-PARTITION, LOST = "partition", "lost"  # kinds of rows of PAIRS
-NONE: Final = -1  # no offset, no state
+PARTITION, LOST_RECORD = "partition", "lost"  # kinds of rows of PAIRS
 _STATES: Final = pa.schema(
     [
         pa.field("unit", pa.int32()),
@@ -60,10 +70,7 @@ _STATES: Final = pa.schema(
 # Nearly all offsets and times differ: a dictionary of them takes longer than the rest of writing
 _WRITTEN: Final[dict[str, Any]] = {"compression": "lz4", "use_dictionary": ["unit"], "write_statistics": ["unit"]}
 _LARGEST: Final = np.iinfo(np.int64).max
-COUNTED: Final = ("a_records", "b_records", "matched", "undelivered", "lost", "superseded")
-LEAST: Final = ("a_first", "b_first", "first_undelivered", "first_unmatched", "first_copy", "undelivered_from_ms")
-MOST: Final = ("a_end", "b_end", "delivered_to_ms")
-Figures = dict[str, Ints]  # int64[units] by name; the largest number in LEAST, and ~ of it in MOST: none
+Figures = Ints  # int64[units, FIGURES]; the largest number in LEAST, and ~ of it in MOST: none
 
 
 @dataclass(frozen=True)
@@ -89,23 +96,30 @@ class FailoverQuestion:
 
     def _part(self, versions: VersionRows, writer: Any) -> tuple[pa.Table, Figures]:
         """Write the states of a part. Return the rows of lost records, and figures."""
-        matches = match(versions, ignore_timestamps=self.ignore_timestamps)
-        states = _States(matches, np.array(self.committed, np.int64))
-        writer.write_table(states.rows())
-        rows = np.flatnonzero(states.lost)
-        offset, unit = (column[rows] for column in (states.offset, states.unit))
-        known = versions.sides.units
+        matches, known = match(versions, ignore_timestamps=self.ignore_timestamps), versions.sides.units
+        records = Records(
+            matches.unit, matches.in_b, *(matches[name] for name in ("keyless", "offset", "timestamp_ms"))
+        )
+        n = len(versions)
+        states, newer, figures = np.empty(n, np.int8), np.empty(n, np.bool_), _no_figures(len(known))
+        memory = np.empty(n, np.int64)
+        find_states(
+            matches.keys.starts, records, matches.links, np.array(self.committed), memory, states, newer, figures
+        )
+        writer.write_table(_state_rows(records, matches, states, newer))
+        rows = np.flatnonzero(states == LOST)
+        offset, unit = records.offset[rows], records.unit[rows]
         columns = {
             "source": pa.repeat(pa.scalar(self.source), len(rows)),
             "group": pa.repeat(pa.scalar(self.group), len(rows)),
-            "kind": pa.repeat(pa.scalar(LOST), len(rows)),
+            "kind": pa.repeat(pa.scalar(LOST_RECORD), len(rows)),
             "topic": pa.DictionaryArray.from_arrays(pa.array(unit), pa.array([t for t, _ in known], pa.string())),
             "partition": np.array([partition for _, partition in known], np.int32)[unit],
             "key": versions.arrow(matches.keys.order[rows], "key")[0],
             "offset": offset,
-            "timestamp_ms": states.time[rows],
+            "timestamp_ms": records.time[rows],
         }
-        return pair_rows(len(rows), columns), states.figures(len(known))
+        return pair_rows(len(rows), columns), figures
 
     def summary(self, table: pa.Table) -> Earlier:
         """Return the answers of partitions among rows of the result table, and the first lost records."""
@@ -132,82 +146,46 @@ class Earlier:
 
 def first_lost(table: pa.Table, most: int) -> list[dict[str, Any]]:
     """Return the first lost records among rows of PAIRS."""
-    lost = table.filter(pa.compute.field("kind") == LOST)
+    lost = table.filter(pa.compute.field("kind") == LOST_RECORD)
     by = [(name, "ascending") for name in ("topic", "partition", "offset")]
     rows = lost.take(pa.compute.select_k_unstable(lost, most, sort_keys=by))
     return list(rows.select(["topic", "partition", "offset", "timestamp_ms", "key"]).to_pylist())
 
 
-class _States:
-    """States of all records: arrays in the order of the matches."""
+def _state_rows(records: Records, matches: Matches, states: NDArray[np.int8], newer: Bools) -> pa.Table:
+    """Return a row of _STATES for each match, by unit."""
+    links = matches.links
+    chosen = np.flatnonzero(~records.in_b | (links.copy < 0))
+    chosen = chosen[np.argsort(records.unit[chosen], kind="stable")]
+    of_b = np.where(records.in_b[chosen], chosen, links.copy[chosen])
+    there = of_b >= 0
+    columns = [
+        records.unit[chosen],
+        np.where(records.in_b[chosen], NONE, records.offset[chosen]),
+        *(np.where(there, values[of_b], NONE) for values in (records.offset, records.time, states)),
+        (links.n_a == links.n_b)[chosen],
+        newer[of_b] & there,
+    ]
+    return pa.table([pa.array(c).cast(f.type) for c, f in zip(columns, _STATES, strict=True)], schema=_STATES)
 
-    def __init__(self, matches: Matches, committed: Ints) -> None:
-        self.matches, self.unit, in_b = matches, matches.unit, matches.in_b
-        self.offset, self.time = matches["offset"], matches["timestamp_ms"]
-        keyed, n_a, n_b, rank = ~matches["keyless"], matches.n_a, matches.n_b, matches.occurrence + 1
-        self.in_b, self.is_delivered = in_b, ~in_b & (self.offset < committed[self.unit])
-        # of the equal records
-        delivered = np.bincount(matches.first[self.is_delivered], minlength=len(in_b))[matches.first]
-        undelivered = n_a - delivered
-        # Copies of B before the first that may be undelivered: as many as were delivered, fewer if B has lost some
-        before = np.maximum(np.minimum(delivered, n_b - undelivered), 0)
-        rules = [n_a == 0, (undelivered == 0) | (rank <= before), rank - before <= undelivered]
-        state = np.select(rules, [UNMATCHED, DELIVERED, UNDELIVERED], REPEATED)
-        self.b_state = np.where(in_b, state, NONE).astype(np.int8)
-        of_key = matches.keys.of
-        last_copy, last_copied = (
-            np.maximum.reduceat(np.where(which, self.offset, NONE), matches.keys.starts)[of_key]
-            for which in (in_b & (n_a > 0), ~in_b & (n_b > 0))
-        )
-        without = ~in_b & ~self.is_delivered & (rank - delivered <= undelivered - n_b)
-        self.superseded = without & keyed & (last_copied > self.offset)
-        self.lost = without & ~self.superseded
-        self.has_newer = in_b & keyed & (last_copy > self.offset)
 
-    def rows(self) -> pa.Table:
-        """Return a row for each match, by unit."""
-        chosen = np.flatnonzero(~self.in_b | (self.matches.copy < 0))
-        chosen = chosen[np.argsort(self.unit[chosen], kind="stable")]
-        of_b = np.where(self.in_b[chosen], chosen, self.matches.copy[chosen])
-        there = of_b >= 0
-        columns = [
-            self.unit[chosen],
-            np.where(self.in_b[chosen], NONE, self.offset[chosen]),
-            *(np.where(there, values[of_b], NONE) for values in (self.offset, self.time, self.b_state)),
-            (self.matches.n_a == self.matches.n_b)[chosen],
-            self.has_newer[of_b] & there,
-        ]
-        return pa.table([pa.array(c).cast(f.type) for c, f in zip(columns, _STATES, strict=True)], schema=_STATES)
-
-    def figures(self, n_units: int) -> Figures:
-        """Return what each unit holds on each side, and what decides where to go on."""
-        in_a, in_b, open_ = ~self.in_b, self.in_b, ~self.in_b & ~self.is_delivered
-        counted = in_a, in_b, in_a & (self.matches.copy >= 0), open_, self.lost, self.superseded
-        out = {
-            name: np.bincount(self.unit[which], minlength=n_units)
-            for name, which in zip(COUNTED, counted, strict=True)
-        }  # fmt: skip
-        states = self.b_state == UNDELIVERED, self.b_state == UNMATCHED, in_b & (self.b_state != UNMATCHED)
-        least = in_a, in_b, *states, open_
-        for name, which in zip(LEAST, least, strict=True):
-            out[name] = np.full(n_units, _LARGEST)
-            np.minimum.at(out[name], self.unit[which], (self.time if name.endswith("_ms") else self.offset)[which])
-        for name, which in zip(MOST, (in_a, in_b, self.is_delivered), strict=True):
-            out[name] = np.full(n_units, ~_LARGEST)
-            np.maximum.at(out[name], self.unit[which], (self.time if name.endswith("_ms") else self.offset + 1)[which])
-        return out
+def _no_figures(n_units: int) -> Figures:
+    none = [0] * len(COUNTED) + [_LARGEST] * len(LEAST) + [~_LARGEST] * len(MOST)
+    return np.tile(np.array(none, np.int64), (n_units, 1))
 
 
 def add_figures(all_: Sequence[Figures]) -> Figures:
     """Return the figures of all ranges together."""
-    ways = dict.fromkeys(COUNTED, np.add) | dict.fromkeys(LEAST, np.minimum) | dict.fromkeys(MOST, np.maximum)
-    return {name: way.reduce([one[name] for one in all_]) for name, way in ways.items()}
+    ways = [np.add] * len(COUNTED) + [np.minimum] * len(LEAST) + [np.maximum] * len(MOST)
+    return np.column_stack(
+        [way.reduce(column) for way, column in zip(ways, np.moveaxis(np.stack(all_), 2, 0), strict=True)]
+    )
 
 
-def figure(figures: Figures, name: str, unit: int) -> int | None:
-    """Return a figure of a unit; None: none."""
-    value = int(figures[name][unit])
-    return None if name not in COUNTED and value in (_LARGEST, ~_LARGEST) else value
+def figures_of(figures: Figures, unit: int) -> dict[str, int | None]:
+    """Return the figures of a unit by name; None: none."""
+    row = dict(zip(FIGURES, figures[unit].tolist(), strict=True))
+    return {name: None if name not in COUNTED and n in (_LARGEST, ~_LARGEST) else n for name, n in row.items()}
 
 
 @dataclass(frozen=True)

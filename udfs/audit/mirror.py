@@ -102,7 +102,7 @@ class MirrorQuestion:
 
     def _key_outcomes(self, matches: Matches, keyless: Bools) -> _Outcomes:
         keys, in_b = matches.keys, matches.in_b
-        alone = matches.copy < 0
+        alone = matches.links.copy < 0
         counts = tuple(sums(keys, each) for each in (~in_b, in_b, ~in_b & alone, in_b & alone))
         no_a, no_b = counts[0] == 0, counts[1] == 0
         first_a = np.where(no_a, -1, keys.starts)  # in a group those of A come first
@@ -115,7 +115,7 @@ class MirrorQuestion:
         if not self.ignore_timestamps:
             same &= time[last_a] == time[last_b]
             later = time[last_b] < time[first_a]
-        misses_last, is_known = matches.n_b[last_a] < matches.n_a[last_a], matches.n_a[last_b] > 0
+        misses_last, is_known = matches.links.n_b[last_a] < matches.links.n_a[last_a], matches.links.n_a[last_b] > 0
         dropped = np.where(no_a, tombstone[last_b], tombstone[last_a]) & (not self.every_version)
         rules = {
             DELETED: (no_a | no_b) & dropped,
@@ -132,7 +132,7 @@ class MirrorQuestion:
             kind = np.where(equal & (extra > 0), _CODE["extra_version"], kind)
             kind = np.where(equal & (missing > 0), _CODE["missing_version"], kind)
         swapped = (kind == _CODE["order"]) & (turned >= 0)
-        a, b = np.where(swapped, turned, last_a), np.where(swapped, matches.copy[turned], last_b)
+        a, b = np.where(swapped, turned, last_a), np.where(swapped, matches.links.copy[turned], last_b)
         if self.every_version:
             missing_one, extra_one = kind == _CODE["missing_version"], kind == _CODE["extra_version"]
             a = np.select([extra_one, missing_one], [-1, first_valid(keys, ~in_b & alone)], a)
@@ -162,18 +162,18 @@ def _turned(matches: Matches, in_b: Bools) -> Bools:
     """Return bool[n]: which versions of A have a copy before the copy of an earlier one of the key. A version that
     repeats in different numbers on the two sides is left out, because the matching copy is unknown.
     """
-    certain = ~in_b & (matches.copy >= 0) & (matches.n_a == matches.n_b)
-    copies = np.where(certain, matches.copy, -1)
+    certain = ~in_b & (matches.links.copy >= 0) & (matches.links.n_a == matches.links.n_b)
+    copies = np.where(certain, matches.links.copy, -1)
     earlier = np.maximum.accumulate(np.append(np.int64(-1), copies[:-1]))  # copies of earlier keys have lower rows
     turned: Bools = certain & (copies < earlier[: len(copies)])
     return turned
 
 
 def _without_key(matches: Matches, keyless: Bools) -> _Outcomes:
-    at = np.flatnonzero(keyless & (matches.first == np.arange(len(keyless))))
-    n_a, n_b = matches.n_a[at], matches.n_b[at]
+    at = np.flatnonzero(keyless & (matches.links.first == np.arange(len(keyless))))
+    n_a, n_b = matches.links.n_a[at], matches.links.n_b[at]
     kind = np.select([n_a > n_b, n_a < n_b], [_CODE["missing_record"], _CODE["extra_record"]], _CODE[EQUAL])
-    a, b = np.where(n_a == 0, -1, at), np.where(n_a == 0, at, matches.copy[at])
+    a, b = np.where(n_a == 0, -1, at), np.where(n_a == 0, at, matches.links.copy[at])
     counts = n_a, n_b, np.maximum(n_a - n_b, 0), np.maximum(n_b - n_a, 0)
     return _Outcomes(kind.astype(np.int8), matches.unit[at], a, b, counts)
 

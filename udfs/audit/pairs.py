@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lastkey.udfs.audit.group_kernels import Links, match_records
-from lastkey.udfs.audit.runs import Bools, Groups, Ints, VersionRows, by_key
+from lastkey.udfs.audit.runs import Bools, Groups, VersionRows, by_key
 
 # Columns of `audit_pairs`. `mirror` writes findings, and rows for all that is lawful of a partition; `failover` has a
 # row with kind "partition" for each partition, and one with kind "lost" for each undelivered record without a copy
@@ -68,15 +68,11 @@ def pair_rows(n: int, columns: dict[str, Any]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Matches:
-    """Versions of two sides in the order of `keys`; all arrays are in that order."""
+    """Versions of two sides in the order of `keys`; all arrays, also of the links, are in that order."""
 
     versions: VersionRows
     keys: Groups
-    first: Ints  # position of the first of its equal records: of A, if A has one
-    n_a: Ints  # equal records of A, for each row
-    n_b: Ints
-    occurrence: Ints  # among the equal records of its side, from 0
-    copy: Ints  # position of its copy on the other side; -1: none
+    links: Links
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.versions[name][self.keys.order]
@@ -100,4 +96,4 @@ def match(versions: VersionRows, *, ignore_timestamps: bool = False) -> Matches:
     links = Links(*np.empty((len(Links._fields), n), np.int64))
     slots = np.empty(1 << (2 * largest - 1).bit_length(), np.int32)
     match_records(keys.order, keys.starts, versions.side, versions["digest"], time, slots, links)
-    return Matches(versions, keys, links.first, links.n_a, links.n_b, links.occurrence, links.copy)
+    return Matches(versions, keys, links)
