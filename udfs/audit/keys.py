@@ -30,10 +30,11 @@ AUDIT_KEYS: Final = pa.schema(
         pa.field("partitions", pa.int32()),  # of the topic that hold the key
     ]
 )
-# First keys of a report: which, and their order, the largest first; then by topic, partition and key
+# First keys of a report: which, and their order, the largest first; then by topic, partition and key. No key that is
+# wanted comes behind one that is not
 FIRST: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "versions": (pc.field("versions") > 1, ("versions", "bytes")),
-    "misplaced": (pc.field("misplaced"), ("versions",)),
+    "misplaced": (pc.field("misplaced"), ("misplaced", "versions")),
     "several_partitions": (pc.field("partitions") > 1, ("partitions", "key")),
 }
 SUMS: Final = ("tombstones", "versions", "bytes", "last_bytes", "misplaced", "elsewhere_too")
@@ -130,7 +131,5 @@ def first_keys(keys: pa.Table, which: str, most: int) -> list[dict[str, Any]]:
     """Return the first keys of one of the kinds that a report shows, as rows of `audit_keys`."""
     wanted, order = FIRST[which]
     by = [*((name, "descending") for name in order), *((name, "ascending") for name in ("topic", "partition", "key"))]
-    places = keys.select(list(dict.fromkeys([*(name for name, _ in by), "misplaced"])))
-    places = places.append_column("row", pa.array(np.arange(len(keys)))).filter(wanted)
-    rows = keys.take(places["row"].take(pc.select_k_unstable(places, most, sort_keys=by)))
+    rows = keys.take(pc.select_k_unstable(keys, most, sort_keys=by)).filter(wanted)
     return list(rows.drop_columns("source").to_pylist())
