@@ -56,7 +56,7 @@ class Sides:
 
 @dataclass
 class VersionRows:
-    """Rows of a range, or of a part of it: arrays of one length, in the order of `bins`."""
+    """Rows of a range, in the order of its parts, or of one of these: arrays of one length."""
 
     sides: Sides
     bounds: tuple[int, int]
@@ -93,9 +93,8 @@ class VersionRows:
 
     def split(self) -> Iterator[VersionRows]:
         """Yield parts of about _PART_ROWS, which processors hold in their caches; a bin is in one part."""
-        bin_ = bins(self["high"])
-        cuts = np.searchsorted(bin_, bin_[_PART_ROWS::_PART_ROWS])
-        for first, stop in itertools.pairwise([0, *np.unique(cuts[cuts > 0]).tolist(), len(self)]):
+        edges = np.flatnonzero(np.diff(_part_numbers(self["high"], self.bounds))) + 1
+        for first, stop in itertools.pairwise([0, *edges.tolist(), len(self)]):
             part = slice(first, stop)
             yield VersionRows(
                 self.sides, self.bounds, self.side[part], self.unit[part], self.partition[part],
@@ -115,10 +114,17 @@ def load(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> Version
     """Read the rows of a range. names: columns of ENTRIES that are wanted beside the hashes and places."""
     table = _read(sides, bounds, ("high", "low", "keyless", "offset", *names))
     columns = {name: np.asarray(table[name]) for name in table.column_names}
-    placed = np.argsort(bins(columns["high"]), kind="stable")
+    placed = np.argsort(_part_numbers(columns["high"], bounds), kind="stable")
     columns = {name: column[placed] for name, column in columns.items()}
     side, unit, partition = (columns.pop(name) for name in ("side", "unit", "partition"))
     return VersionRows(sides, bounds, side, unit, partition, columns, placed)
+
+
+def _part_numbers(high: Ints, bounds: tuple[int, int]) -> NDArray[np.int16]:
+    """Return the part of a range that each row belongs to. A file's rows of a part lie together."""
+    n_parts = max(-(-len(high) // _PART_ROWS), 1)
+    parts: NDArray[np.int64] = (bins(high).astype(np.int64) - bounds[0]) * n_parts // (bounds[1] - bounds[0])
+    return parts.astype(np.int16)
 
 
 def load_file(root: str, path: str, bounds: tuple[int, int]) -> pa.Table:
