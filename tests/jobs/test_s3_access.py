@@ -369,47 +369,61 @@ def test_writers_race_while_answers_are_lost_and_writers_killed(port):
     assert len(out.tried) == 32
 
 
+# Runs commands in one session; prints the report of each
+ONE_SESSION = """
+import json, sys
+from lastkey.jobs.command import cli
+for words in json.loads(sys.argv[1]):
+    print(cli.main(words), end="\\0", flush=True)
+"""
+
+
+def _compact_words(archive: str, store: str, *more: str) -> list[str]:
+    words = ["compact", f"{BUCKET}/{archive}", "--store", f"{BUCKET}/{store}", "--config", "examples/topics.toml"]
+    return [*words, "--now", "1795300000000", "--json", *more]
+
+
 @pytest.mark.spark
-def test_a_token_that_expires_while_tasks_run(port, tmp_path):
-    """Spark's workers report the failure as text; no partition is reported as uncleanable."""
-    put(ROOT / "examples" / "archive", f"{BUCKET}/example")
+def test_a_token_that_expires_and_a_bucket_that_takes_no_files_while_tasks_run(port):
+    """Spark's workers report the failures as text; no partition is reported as uncleanable. Two runs in a session: all
+    that the first one asks for fails after its first read, and the second one may write no segment.
+    """
     expired = []
 
     def decide(method: str, path: str) -> Fault | None:
-        if path.endswith(".log") and method == "GET":
+        if "/denied/" in path and "/segments/" in path and method in ("PUT", "POST"):
+            return Fault(status=403, code="AccessDenied")
+        if "/expiring/" in path and path.endswith(".log") and method == "GET":
             expired.append(path)
-        return Fault(status=400, code="ExpiredToken") if expired else None
+        return Fault(status=400, code="ExpiredToken") if expired and ("expiring" in path or "/store/" in path) else None
 
-    words = ["compact", f"{BUCKET}/example", "--store", f"{BUCKET}/store", "--config", "examples/topics.toml", "--json"]
-    with s3_proxy(port, decide) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url, "LASTKEY_VENV": sys.prefix}):
-        command = [str(ROOT / "spark-submit.sh"), *words, "--now", "1795300000000"]
+    for archive in ("expiring", "example"):
+        put(ROOT / "examples" / "archive", f"{BUCKET}/{archive}")
+    runs = [_compact_words("expiring", "store"), _compact_words("example", "denied")]
+    with s3_proxy(port, decide) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url, "PYTHONPATH": str(ROOT)}):
+        command = [sys.executable, "-c", ONE_SESSION, json.dumps(runs)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert expired
-    assert done.returncode == 5, done.stderr
+    reports = [json.loads(text.rpartition("\n")[0]) for text in done.stdout.split("\0")[:-1]]
+    errors = [(report["error"]["kind"], report["error"]["exit_code"]) for report in reports]
+    assert errors == [("ExpiredCredentialsError", 5), ("DeniedError", 5)], done.stderr
     where = "(s3://logs|S3)"  # the words of a read name no bucket, those of other requests do
     message = f"error: {where} at {re.escape(proxy.url)}: the credentials have expired: ExpiredToken; log in again"
     assert re.search(message, done.stderr)
+    assert "access is denied" in done.stderr
     assert "AccessError" not in done.stderr and "/udfs/" not in done.stderr  # beside the daemon's BrokenPipeError
-    assert json.loads(done.stdout)["error"]["kind"] == "ExpiredCredentialsError"
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize(
-    ("fault", "engine", "words"),
-    [(Fault(status=403, code="AccessDenied"), "spark", "access is denied"),
-     (Fault(status=404, code="NoSuchUpload"), "threads", "is not available: NoSuchUpload")],
-)  # fmt: skip
-def test_a_bucket_that_takes_no_files_is_no_partitions_fault(port, fault, engine, words):
-    """As for a refused read: one line and exit code 5; no partition is reported as uncleanable."""
+def test_a_bucket_that_takes_no_files_is_no_partitions_fault(port, capsys):
     put(ROOT / "examples" / "archive", f"{BUCKET}/example")
+    fault = Fault(status=404, code="NoSuchUpload")
     refused = lambda method, path: fault if method in ("PUT", "POST") and "/segments/" in path else None  # noqa: E731
-    command = [str(ROOT / "spark-submit.sh"), "compact", f"{BUCKET}/example", "--store", f"{BUCKET}/denied", "--engine"]
-    with s3_proxy(port, refused) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url, "LASTKEY_VENV": sys.prefix}):
-        command += [engine, "--config", "examples/topics.toml", "--now", "1795300000000"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    with s3_proxy(port, refused) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+        words = _compact_words("example", "refused", "--engine", "threads")
+        words[words.index("examples/topics.toml")] = str(ROOT / "examples" / "topics.toml")
+        assert main(words) == 5
     assert proxy.happened
-    assert done.returncode == 5, done.stdout
-    assert words in done.stderr
+    assert "is not available: NoSuchUpload" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", ["/double", "a//b"])
