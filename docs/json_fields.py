@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-EVERY: Final = {  # of every report
+EVERY: Final = {  # fields of every report
     "job": "name of the command",
     "exit_code": "exit code of the command",
     "problems": "all problems: `kind path position expected found base_offset hint`; of `inspect` text. The position "
@@ -185,7 +185,7 @@ HELD_BACK: Final = {  # rule of `held_back` -> what holds the partition back
     "retention.bytes": "the log is small enough",
     "no_retention": "the policy is `delete`, and neither limit is set",
 }
-OUTCOMES: Final = {  # of `runs`
+OUTCOMES: Final = {  # outcomes in `runs`
     "done": "exit code 0, and something was done",
     "nothing to do": "exit code 0, and nothing was due",
     "partial": "`--max-runtime` was over before everything was done",

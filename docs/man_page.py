@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from docs.option_tables import SETTINGS, toml_of
+from docs.option_tables import SETTINGS, default_toml
 from lastkey.jobs import installation
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.declare import Value, declared_values
@@ -73,7 +73,7 @@ def _options(values: Iterable[Value[Any, Any]]) -> Iterator[str]:
 def _settings(table: str) -> Iterator[str]:
     yield f'.SS "[{table}]"'
     for value in declared_values(SETTINGS[table]):
-        yield from _item(f"{value.flag} = {toml_of(value)}", value.help)
+        yield from _item(f"{value.flag} = {default_toml(value)}", value.help)
 
 
 def _item(term: str, text: str) -> Iterator[str]:

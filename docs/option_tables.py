@@ -57,7 +57,7 @@ def settings_table(name: str) -> str:
     """Return the table of the settings of a table of the settings file."""
     return table(
         ("setting", "default", "meaning"),
-        ((f"`{v.flag}`", f"`{toml_of(v)}`", v.help) for v in declared_values(SETTINGS[name])),
+        ((f"`{v.flag}`", f"`{default_toml(v)}`", v.help) for v in declared_values(SETTINGS[name])),
     )
 
 
@@ -69,12 +69,14 @@ def settings_file() -> str:
 
 def _lines(value: Value[Any, Any]) -> str:
     unit = f", in {value.metavar}" if value.kind.allowed.startswith("a whole number") else ""
-    text = f"{value.help} {value.note}".rstrip() + f" Value: {value.kind.allowed}{unit}. Default: {toml_of(value)}."
+    text = (
+        f"{value.help} {value.note}".rstrip() + f" Value: {value.kind.allowed}{unit}. Default: {default_toml(value)}."
+    )
     comment = textwrap.fill(text, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-    return f'\n{comment}\n"{value.flag}" = {toml_of(value)}\n'
+    return f'\n{comment}\n"{value.flag}" = {default_toml(value)}\n'
 
 
-def toml_of(value: Value[Any, Any]) -> str:
+def default_toml(value: Value[Any, Any]) -> str:
     """Return the default of a setting as TOML writes it."""
     return toml_value(",".join(value.default) if isinstance(value.default, tuple) else value.default)
 

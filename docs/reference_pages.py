@@ -93,7 +93,7 @@ def command_page(name: str, command: Command, schemas: Mapping[str, Any]) -> str
             "`--json`, come in addition."]  # fmt: skip
     out += ["## Details", details] if details else []
     out += ["## Python", f"```python\n{_signature(name, command)}\n```"]
-    out += ["## JSON", _json_of(name.partition(" ")[0], schemas)]
+    out += ["## JSON", _json_page(name.partition(" ")[0], schemas)]
     return "\n\n".join(out)
 
 
@@ -113,7 +113,7 @@ def _signature(name: str, command: Command) -> str:
     return textwrap.fill(call, 100, break_long_words=False, break_on_hyphens=False, subsequent_indent="    ")
 
 
-def _json_of(job: str, schemas: Mapping[str, Any]) -> str:
+def _json_page(job: str, schemas: Mapping[str, Any]) -> str:
     """Return the table of the fields that a report has of its own."""
     if job not in schemas:
         return "The lines themselves; see [JSON reports](/reference/json.md)."

@@ -84,7 +84,7 @@ def _facts(kind: type, names: str) -> tuple[dict[str, Any], Any]:
         made = _value(bool) if path[:1] == "?" else _reached(kind, path or name)
         if name != "*":
             found[name] = made
-        elif "properties" in made:  # of a report inside another one
+        elif "properties" in made:  # a report inside another one
             found |= {name: made["properties"][name] for name in made["required"]}
         else:
             others = made.get("additionalProperties", True)

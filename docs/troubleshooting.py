@@ -12,8 +12,8 @@ from docs.tables import table
 from lastkey.jobs import errors
 from lastkey.logformat import errors as log_errors
 
-NOT_UNCLEANABLE = {"index", "huge", "keys", "no_generation"}  # of `verify`, `inspect`, a task's memory, `restore`
-STATES = {"diverged": "the archive holds another log under this name"}  # of `cleaner_state`
+NOT_UNCLEANABLE = {"index", "huge", "keys", "no_generation"}  # kinds of other commands and tasks
+STATES = {"diverged": "the archive holds another log under this name"}  # states of `cleaner_state`
 # Kinds of a problem, or a state of a partition -> what to do
 REMEDIES = {
     ("length", "magic", "crc", "codec", "compressed", "varint", "record", "count", "offsets", "name", "overlap"): (
@@ -199,8 +199,8 @@ EXIT_CODES = {  # code -> (name in `jobs.errors`, meaning)
     4: (
         "CONFLICT",
         "Another run holds the lease of the same partitions (`--wait` waits for it), committed first, or a vacuum took "
-        "files of this run. What was committed stays; run again. The lease of a killed run expires 90 s after its last "
-        "renewal. Or another process holds a lock: vacuum, `lookup --at`, a broker",
+        "files of this run. Its committed partitions remain; run it again. A killed run's lease expires 90 s after its "
+        "last renewal. Or another process holds a lock: vacuum, `lookup --at`, a broker",
     ),
     5: (
         "ENVIRONMENT",

@@ -24,7 +24,7 @@ Curve = Sequence[tuple[float, float]]  # space for each live byte, I/O for each 
 SHOWN = ("skewed", "uniform")
 MIN_YIELD = 0.2
 MOST_SPACE, LEAST_IO, MOST_IO = 1.5, 2.0, 50.0
-DASHES = ("6 4", "2 3", "")  # of the curves, in order
+DASHES = ("6 4", "2 3", "")  # dashes of the curves, in order
 
 
 @dataclass(frozen=True)

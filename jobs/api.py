@@ -157,8 +157,8 @@ def reindex() -> ReindexReport:
 
     `--in-place` fails (exit code 4) while a broker holds the log directory's `.lock`, and holds that lock itself while
     it works. If it is killed, each file is either the old or the new one; run it again. Ctrl-C and SIGTERM end every
-    mode at once, and the message has the number of finished partitions. What `--output` has written by then is
-    incomplete: remove that folder.
+    mode at once, and the message has the number of finished partitions. The folder of `--output` is then
+    incomplete: remove it.
     """
     raise NotImplementedError
 
@@ -258,7 +258,7 @@ def export() -> ExportReport:
     A folder of Parquet or JSON files is complete once it holds `_SUCCESS`. A Delta table appears with its first commit,
     after all its files.
 
-    What cannot be read is left out, and each such place is named: path, position, expected, found (exit code 3). An
+    Unreadable data is skipped, and each such place is named: path, position, expected, found (exit code 3). An
     export that was killed leaves `"state": "unfinished"` in its file: the same command removes what is there and begins
     again. Any other folder that is not empty is refused (exit code 2).
 

@@ -57,7 +57,7 @@ class InspectReport(JobReport):
     output: str | None
     dumped: list[Dumped] = field(default_factory=list)
     messages: Iterable[str] = ()  # whole lines for stderr, many at a time
-    lines: BytesIO = field(default_factory=BytesIO)  # of a run without output that no caller writes elsewhere
+    lines: BytesIO = field(default_factory=BytesIO)  # output of a run without --output whose caller does not write it
     n_problems: int = 0
     n_mismatches: int = 0
     verified: bool = False  # --print mismatches: wrong indexes count

@@ -11,7 +11,7 @@ _HERE: Final = Path(__file__).resolve().parent
 _PYPROJECT: Final = _HERE.parent / "pyproject.toml"
 IN_CHECKOUT: Final = _PYPROJECT.is_file()
 CONF: Final = _HERE / "conf"
-HOME: Final = _HERE.parent if IN_CHECKOUT else _HERE.parent.parent  # where Python finds the package
+HOME: Final = _HERE.parent if IN_CHECKOUT else _HERE.parent.parent  # entry of Python's path that has the package
 SETTINGS: Final = "conf/cleaner.toml" if IN_CHECKOUT else str(CONF / "cleaner.toml")  # as messages name it
 # Packages that drivers need and tasks do not import; a pack for executors leaves them out
 OF_DRIVERS: Final = ("delta-spark", "deltalake")

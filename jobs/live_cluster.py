@@ -29,7 +29,7 @@ _WORDS: Final = {
         "security.protocol", "sasl.kerberos.service.name", "ssl.keystore.password", "ssl.key.password",
         "ssl.cipher.suites", "ssl.endpoint.identification.algorithm", "client.id", "connections.max.idle.ms",
         "reconnect.backoff.ms", "reconnect.backoff.max.ms",
-        "batch.size", "compression.type", "delivery.timeout.ms", "linger.ms", "transaction.timeout.ms",  # of producers
+        "batch.size", "compression.type", "delivery.timeout.ms", "linger.ms", "transaction.timeout.ms",  # producers
     )
 }  # fmt: skip
 _STORES: Final = {  # (file, its type in capitals) -> the client's words
@@ -37,7 +37,7 @@ _STORES: Final = {  # (file, its type in capitals) -> the client's words
     ("ssl.keystore", "PEM"): ("ssl.certificate.location", "ssl.key.location"),
     ("ssl.keystore", "PKCS12"): ("ssl.keystore.location",),
 }
-_EXPORT: Final = {  # what the client reads of each store, and how to make it of a store of Java's
+_EXPORT: Final = {  # formats that the client reads, and commands that convert Java's key stores
     "ssl.truststore": "PEM (make one: keytool -list -rfc -keystore {path} > ca.pem; give ssl.truststore.type=PEM)",
     "ssl.keystore": "PEM or PKCS12 (make one: keytool -importkeystore -srckeystore {path} -destkeystore keys.p12 "
     "-deststoretype PKCS12; give ssl.keystore.type=PKCS12)",

@@ -34,8 +34,8 @@ def main(program: str = "") -> int:
 
 
 def _open_streams() -> None:
-    """Open those of stdin, stdout and stderr that the caller has closed: else a file would get the number of one, and
-    with it what libraries and Spark's processes write there.
+    """Open those of stdin, stdout and stderr that the caller has closed. Otherwise a file could get the number of a
+    stream, and libraries and Spark's processes would write into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

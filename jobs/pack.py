@@ -159,7 +159,7 @@ def _packages(*, driver: bool) -> list[metadata.Distribution]:
         try:
             distributions[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError as error:
-            if ";" in requirement:  # of an extra, or of another machine or Python
+            if ";" in requirement:  # a requirement of an extra, or of another machine or Python
                 continue
             raise NO_PACKAGE(what=f"{by} needs {requirement}", found="no such package") from error
         wanted += [
@@ -183,7 +183,7 @@ def _files(packages: list[metadata.Distribution]) -> dict[str, Path]:
 
 
 def _write(part: IO[bytes], files: Mapping[str, Path], ours: Path, progress: Progress) -> None:
-    """Write files in the order of their names; what the machine says of ours is left out: owner, rights, time."""
+    """Write files in the order of their names, without owner, permissions and times, so that packs are reproducible."""
     with _igzip.IGzipFile("", "wb", _LEVEL, part, 0) as packed, tarfile.open(fileobj=packed, mode="w|") as archive:
         for name, path in sorted(files.items()):
             entry = tarfile.TarInfo(name)

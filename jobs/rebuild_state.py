@@ -116,7 +116,7 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
     # A vacuum that began while the tables were there may still run; its lock lies in the same folder
     with state.lock() if exists(store, "state") and not options.dry_run else contextlib.nullcontext():
         candidates = _find_candidates(store, report, progress)
-        run_id = uuid.uuid4().hex  # of the rollbacks that this run makes
+        run_id = uuid.uuid4().hex  # run id of the rollbacks that this run makes
         chosen = _choices(options.choose, candidates)
         report.decided = _commits_that_count(candidates, chosen, report, run_id)
         if report.decided and not options.dry_run:
@@ -233,7 +233,7 @@ def _chosen(candidates: Sequence[_Candidate], run_id: str, new_run_id: str, *, h
         for c in candidates
         if c.committed and c.commit is None
         if c.folder.generation >= chosen.run.generation_after
-        or (c.folder.generation in readable and c.folder.run_id not in parents)  # of another history
+        or (c.folder.generation in readable and c.folder.run_id not in parents)  # run of another history
     ]
     if has_erasures and unknown:
         what = f"generation {unknown[0].generation}, whose {MANIFEST} cannot be read, may have erased records"

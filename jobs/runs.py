@@ -1,4 +1,4 @@
-"""`runs --store STORE`: the history of a store, run by run: what was committed, and what came of the other runs."""
+"""`runs --store STORE`: the history of a store: the commits of each run, and the outcomes of all others."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     at_work = {lease.run_id for lease in leases if lease.is_valid(time.time_ns())} - rows.keys()
     rows = {lease.run_id: killed_row(lease) for lease in leases} | rows
     runs = [replace(run, job_row=rows.pop(run.run_id, None)) for run in committed.values()]
-    if options.topics == EVERY_TOPIC:  # of the others it is not known which topics they were about
+    if options.topics == EVERY_TOPIC:  # the topics of the other rows are unknown
         runs += [JobRun(row.run_id, row.started_ms, (), row, row.run_id in at_work) for row in rows.values()]
     since = options.since_ms if options.since_ms is not None else 0
     report.runs = sorted(

@@ -25,7 +25,7 @@ class TopicFilter:
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()  # of folders that a broker marked, and that are read as partitions: names.FOLDER_MARKS
+    marks: tuple[str, ...] = ()  # suffixes of marked folders that are read as partitions: names.FOLDER_MARKS
 
     def __post_init__(self) -> None:
         if isinstance(self.include, str) or isinstance(self.exclude, str):  # else each letter would be a glob

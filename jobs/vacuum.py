@@ -193,8 +193,8 @@ def _run(options: VacuumOptions, progress: Progress) -> VacuumReport:
 
 
 def _delete_audits(store: Root, *, dry_run: bool) -> list[str]:
-    """Delete the tables of audits, with all their versions, and the key of their hashes: they cost time to make again,
-    and nothing else. Return what was there.
+    """Delete the tables of audits, with all their versions, and the key of their hashes. Audits can rebuild them.
+    Return the names of the deleted tables.
     """
     listed = store.filesystem.get_file_info(pafs.FileSelector(store.full("state"), allow_not_found=True))
     tables = (i.base_name for i in listed if i.type == pafs.FileType.Directory and is_audit_table(i.base_name))
@@ -426,7 +426,7 @@ def _is_deleted(store: Root, folder: RunFolder) -> bool:
     """
     try:
         delete_folder(store, folder.path)
-    except OSError:  # of another vacuum; or a run without a lease still writes there
+    except OSError:  # another vacuum deleted it, or a run without a lease still writes there
         return False
     return True
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-NO_POSITION: Final = -1  # of an error about a partition or a folder, not about a byte of a file
+NO_POSITION: Final = -1  # position in an error about a partition or a folder
 _LOG = logging.getLogger(__name__)
 
 
@@ -76,8 +76,8 @@ def readable(path: str, position: int = 0) -> Iterator[None]:
 def unless_unreadable() -> Iterator[None]:
     """Ignore a damaged side file in the block, but raise LogFormatError for an unreadable one.
 
-    Use it where the result is kept: an unreadable file may be readable tomorrow, and the result made without it would
-    stay.
+    Use it where the result is stored: an unreadable file may become readable later, but the stored result would lack
+    its facts.
     """
     try:
         yield

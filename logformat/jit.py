@@ -33,7 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _config: Any = numba.config
 _caching: Any = caching  # only half of it is typed
 
-CHECKED: Final = bool(_config.BOUNDSCHECK)  # whether loads by address are checked too; decided at import
+CHECKED: Final = bool(_config.BOUNDSCHECK)  # check loads by address too; decided at import
 
 _SOURCES = (
     "logformat/**/*_kernels.py", "logformat/primitives/crc32*.py", "logformat/primitives/c_library.py",

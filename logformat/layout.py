@@ -125,7 +125,7 @@ TXN_INDEX_ENTRY = np.dtype(
         ("version", ">i2"),  # 0
         ("producer_id", ">i8"),
         ("first_offset", ">i8"),
-        ("last_offset", ">i8"),  # of the ABORT marker
+        ("last_offset", ">i8"),  # last offset of the ABORT marker
         ("last_stable_offset", ">i8"),
     ]
 )
@@ -141,9 +141,9 @@ SNAPSHOT_ENTRY = np.dtype(
         ("producer_id", ">i8"),
         ("producer_epoch", ">i2"),
         ("last_sequence", ">i4"),  # -1 none
-        ("last_offset", ">i8"),  # of the last data batch, -1 none
+        ("last_offset", ">i8"),  # last offset of the last data batch, -1 none
         ("offset_delta", ">i4"),  # last_offset - base offset of that batch
-        ("timestamp", ">i8"),  # of the last data batch or marker
+        ("timestamp", ">i8"),  # timestamp of the last data batch or marker
         ("coordinator_epoch", ">i4"),  # -1 none
         ("current_txn_first_offset", ">i8"),  # -1 none
     ]
@@ -159,7 +159,7 @@ NO_PRODUCER: Final = -1
 # One row per batch as the batch scanner returns it, in native byte order, the same for all magics.
 BATCH = np.dtype(
     [
-        ("position", "i8"),  # of the batch's first byte in the file
+        ("position", "i8"),  # position of the batch's first byte in the file
         ("size", "i8"),  # bytes, prefix included
         ("base_offset", "i8"),  # magic 0, 1 compressed: -1, known only after decompression
         ("last_offset", "i8"),
@@ -174,7 +174,7 @@ BATCH = np.dtype(
         ("attributes", "i2"),  # low byte only, as Kafka reads it; magic 3: without IGNORE_ATTRIBUTES_MASK
         ("magic", "i1"),
         ("control_type", "i1"),  # 0 abort, 1 commit, other: as stored; -1: not a control batch, or an empty one
-        ("coordinator_epoch", "i4"),  # of a marker, else -1
+        ("coordinator_epoch", "i4"),  # coordinator epoch of a marker, else -1
     ],
     align=True,
 )

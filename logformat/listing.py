@@ -36,7 +36,7 @@ class ListedSegment:
     root: (
         str  # URI that `path` is below; from `list_partition`, the folder's path on its file system; or store, archive
     )
-    path: str  # of the `.log`
+    path: str  # path of the `.log`
     base_offset: int  # by the file's name
     size_bytes: int  # bytes of the `.log` that belong to it: an archived active segment may grow later
     mtime_ms: int  # used as the largest timestamp of a segment without timestamps
@@ -65,13 +65,13 @@ class Segment(ListedSegment):
     records: int = -1  # a wrapper of magic 0, 1 counts as one
     tombstones: int = -1  # -1: not counted
     max_timestamp_ms: int = -1  # -1: none
-    min_timestamp_ms: int = -1  # of its data records that have one; 2**63 - 1: none has; -1: not known
+    min_timestamp_ms: int = -1  # smallest timestamp of its data records that have one; 2**63 - 1: none has; -1: unknown
     codecs: str = ""  # comma list
     magics: str | None = None  # comma list: message formats of its batches; None: not known
     checksum: int = 0  # CRC-32C of the first size_bytes of the .log
     # written
     cleaned: bool = False  # the run that made the generation wrote this segment
-    source_bytes: int = 0  # what the group held before this cleaning
+    source_bytes: int = 0  # size of the group before this cleaning
     source_records: int = 0
     txn_index_bytes: int = 0
     offset_index_bytes: int = 0
@@ -79,8 +79,8 @@ class Segment(ListedSegment):
     side_files: str | None = None  # JSON {name: CRC-32C}: indexes, snapshot; last row: others of the generation
     deduplicated_through: int = -1  # no key has a newer record below this offset; -1: that of the run which cleaned all
     superseded: int = 0  # records that newer ones have superseded since it was written, as filters estimate
-    expected_dead: int = -1  # of its sources: removals that the filters expected; -1: not counted
-    facts_bytes: int = 0  # of the files beside it that runs by yield read
+    expected_dead: int = -1  # removals from its sources that the filters expected; -1: not counted
+    facts_bytes: int = 0  # size of the files beside it that runs by yield read
     key_files: str | None = None  # JSON [[first, until, path, keys, CRC-32C], ...]: hashes of the keys from `first` on
 
     @property

@@ -43,7 +43,7 @@ FOLDER_MARKS: Final = (DELETE, STRAY, FUTURE)
 
 LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
-UPLOADED: Final = "offset.wm"  # how far Pinterest's uploader is; beside segments without any other side file
+UPLOADED: Final = "offset.wm"  # progress of Pinterest's uploader; beside segments without any other side file
 PARTITION_SIDE_FILES: Final = (LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, UPLOADED)
 
 CLEANER_OFFSET_CHECKPOINT: Final = "cleaner-offset-checkpoint"
@@ -143,8 +143,8 @@ def parse_segment_file(name: str) -> SegmentFile | None:
 
 
 def is_directory_file(name: str) -> bool:
-    """Return whether a file of this name in a log directory, outside of the partitions' folders, holds no records: a
-    checkpoint of offsets, what a broker keeps there of itself, or the file from which it renames one of them.
+    """Return whether a name belongs to a broker's own file in a log directory, outside of the partitions' folders: a
+    checkpoint of offsets, its identity, or the temporary file of one of these.
     """
     return name in _DIRECTORY_FILES or (name.endswith(TMP) and name.removesuffix(TMP) in _DIRECTORY_FILES)
 

@@ -86,8 +86,8 @@ def convert_log(
 ) -> ConvertedLog:
     """Write a segment's log to another file, in the format of the settings.
 
-    limit: most bytes of a log. Magic 3 may take more than 2 where a producer compressed better than we do, and magic 2
-    made of it again more than either: batches stay as they are where the log would else come near the limit. Raises
+    limit: maximum size of a log. Magic 3 may be larger than magic 2 if the producer compressed better than this writer,
+    and the way back larger still: if the log would come near the limit, its batches are copied unchanged. Raises
     LogFormatError where a log in magic 2 grows beyond it, and for damage, as a reader does; what is written then is
     worth nothing.
     """
@@ -159,7 +159,7 @@ class ConvertTask:
     """Consecutive segments of one partition, and small files to copy."""
 
     output_uri: str
-    folder: str  # of the partition, below the output
+    folder: str  # folder of the partition, below the output
     segments: tuple[Segment, ...]
     copies: tuple[SmallFile, ...]
     settings: ConvertSettings
@@ -170,7 +170,7 @@ class ConvertedSegments:
     """Sums over a task, and its problems."""
 
     segments: int
-    kept: int  # of these: an earlier run has converted them, and their batches are not counted
+    kept: int  # segments that an earlier run has converted; their batches are not counted
     batches: int
     changed: int
     bytes_before: int
@@ -295,7 +295,7 @@ def whole_segments(output: Root, folder: str) -> dict[int, int]:
 
 
 def open_folder(output: Root, folder: str, bases: Iterable[int]) -> str | None:
-    """Return the folder to write a partition's segments to; None if it is whole, and has all of them.
+    """Return the folder to write a partition's segments to; None if it is complete and has all of them.
 
     A whole folder lacks a segment whose log could not be read. It is opened again, to read that log once more.
     """

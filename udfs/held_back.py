@@ -51,7 +51,7 @@ class HeldBack:
 
     rule: Rule
     offset: int = -1  # the first one that is held back
-    path: str = ""  # of its segment
+    path: str = ""  # path of its segment
     since_ms: int = -1  # timestamp of the open transaction's first batch, or the newest one of the segment
     until_ms: int = -1  # when the rule ends
     producer_id: int = -1

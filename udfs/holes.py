@@ -69,8 +69,8 @@ class Hole:
 
     first: int
     last: int
-    path: str  # of the segment that ends there
-    position: int  # of its end
+    path: str  # path of the segment that ends there
+    position: int  # position of its end
     indexed_end: int  # 1 + the largest offset behind its end that its own indexes name; 0: they name none
     after: str  # path of the segment that begins behind it
 

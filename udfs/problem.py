@@ -31,7 +31,7 @@ class Problem:
     found: str
     base_offset: int = -1
     hint: str = ""
-    state: str = "uncleanable"  # of cleaner_state: uncleanable, diverged or gap
+    state: str = "uncleanable"  # state in cleaner_state: uncleanable, diverged or gap
 
     @classmethod
     def of(cls, error: LogFormatError) -> Problem:
@@ -74,7 +74,7 @@ def attempt(name: str, work: Callable[[], R], *, logged: bool = True) -> R | Pro
     try:
         with timed(name) if logged else nullcontext():
             return work()
-    except Exception as error:  # of any kind: the other partitions continue
+    except Exception as error:  # any error: the other partitions continue
         return Problem.of(stopped(error, name))
 
 

@@ -50,9 +50,9 @@ class FilesPlan:
 
     name: str
     store_uri: str
-    stored: tuple[KnownFile, ...]  # those of its generation
+    stored: tuple[KnownFile, ...]  # files of its generation
     archive_uri: str
-    archived: tuple[KnownFile, ...]  # those that the generation was made of, by offset
+    archived: tuple[KnownFile, ...]  # sources of the generation, by offset
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class FilesResult:
 
     store_problem: Problem | None  # the first file of the generation that is another one now
     n_same: int = 0  # so many of the archive's first files are what they were
-    archive_problem: Problem | None = None  # of the next one
+    archive_problem: Problem | None = None  # problem of the next file of the archive
 
 
 def compare_files(plan: FilesPlan) -> FilesResult:

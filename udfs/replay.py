@@ -36,7 +36,7 @@ _PATIENCE: Final = 5.0  # seconds for an abort
 _NOT_READY: Final = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS")
 _TRANSACTION_RECORDS: Final = 20_000
 _TRANSACTION_BYTES: Final = 32 << 20  # below the queue of the client, which holds 1 GB
-_BATCH_ROWS: Final = 2_000  # of an Arrow batch: a transaction may end behind each
+_BATCH_ROWS: Final = 2_000  # rows of an Arrow batch: a transaction may end behind each
 _BY_KEY: Final = -1  # a partition: the partitioner chooses
 _COLUMNS: Final = ("key", "value", "offset", "timestamp_ms", "headers")
 _OURS: Final = {
@@ -51,7 +51,7 @@ class ReplayTask:
     """A partition to replay."""
 
     source: SourcePartition
-    topic: str  # of the target
+    topic: str  # topic of the target
     group: str  # whose offsets are the progress
     client: Mapping[str, str]  # bootstrap.servers, and the user's settings in the client's words
     committed: bool = True
@@ -81,7 +81,7 @@ def client() -> Any:
 
 
 def replay_partition(task: ReplayTask) -> Replayed:
-    """Write what a partition holds from the group's offset on. What stops it is in the result."""
+    """Write the records of a partition from the group's offset on. The result has the problem that stopped it."""
     done = Replayed(str(task.source.topic), task.source.partition or 0, task.topic)
     place = f"{task.topic}-{done.partition}"
     with timed(task.source.name):
@@ -97,7 +97,7 @@ def replay_partition(task: ReplayTask) -> Replayed:
             said = error.args[0].str()
             hint = "what was committed stays; run again"
             done.problem = Problem("unwritable", place, NO_POSITION, "a commit of the cluster", said, hint=hint)
-        except Exception as error:  # of any kind: the other partitions continue
+        except Exception as error:  # any error: the other partitions continue
             done.problem = Problem.of(stopped(error, task.source.name))
     return done
 

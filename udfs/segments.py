@@ -64,7 +64,7 @@ class Behind:
     """A listing's knowledge of the offsets behind the last batch of a segment."""
 
     segment: Segment
-    next_base_offset: int | None  # of the segment behind it; None: it is the last one
+    next_base_offset: int | None  # base offset of the segment behind it; None: it is the last one
     cleaned_until: int = 0
     log_start: int = 0
     named: tuple[tuple[int, str], ...] = ()  # (offset that a file shows to have existed, path of the file); rising
@@ -132,7 +132,7 @@ class SegmentScan:
     above_base: int = -1  # base of the batch that reached the end offset; -1: none, or unknown
     bytes_above: int = 0  # bytes of log from the end offset on, in this segment and those behind it
     wrapped_records: int = 0  # upper bound of the records in wrappers beyond `segment.records`
-    facts_bytes: int = 0  # of the file that it was read from in place of the segment; 0: there was none
+    facts_bytes: int = 0  # size of the file that was read in place of the segment; 0: there was none
     last_horizon_ms: int = -1  # largest delete horizon of its batches; -1: none, or not known
 
     @property
@@ -181,8 +181,8 @@ def new_segment(base_offset: int, next_offset: int, mtime_ms: int) -> Segment:
 
 
 def can_begin_at(last_offset: int, base_offset: int) -> bool:
-    """Return whether a segment that ends with this batch (-1: it has none) may take an earlier base: offsets in its
-    indexes are relative.
+    """Return whether the relative offsets of a segment's indexes fit an earlier base. last_offset: of its last batch;
+    -1: no batch.
     """
     return last_offset - base_offset <= MAX_RELATIVE_OFFSET
 

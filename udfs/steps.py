@@ -26,9 +26,9 @@ Step = Literal[
     "wave planned",  # no task has begun
     "run stopped",  # early; its unfinished output is not removed
     # every commit
-    "manifests written",  # of generations that no table names yet
+    "manifests written",  # manifests of generations that no table names yet
     "history appended",  # to cleaner_runs
-    "rows written",  # of any table; no commit names their file
+    "rows written",  # rows of any table; no commit names their file
     "table committed",  # any table; the commit has not been reported yet
     "states set",  # in compaction_checkpoints, not yet in cleaner_state
     # convert
@@ -36,12 +36,12 @@ Step = Literal[
     "archive converted",  # the mark of an unfinished conversion is there
     # export
     "files exported",  # by all tasks; no table names them, and the mark says "unfinished"
-    "last rows written",  # of a table of --latest; nothing is merged
+    "last rows written",  # rows of a table of --latest; nothing is merged
     # vacuum
     "folders listed",
     "folders chosen",  # a run may still commit one of them
     "deletions announced",  # no run can
-    "folder deleted",  # or what of it no generation needs
+    "folder deleted",  # or only the files that no generation needs
     # rebuild-state
     "generations chosen",
     # erase

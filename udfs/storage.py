@@ -150,7 +150,7 @@ def read_file(root: Root, path: str, log_bytes: int = 0) -> bytes:
 
 
 def open_output(root: Root, path: str) -> Any:
-    """Open a new file for writing. What is written counts for the limit on I/O."""
+    """Open a new file for writing. Written bytes count for the limit on I/O."""
     return paid(root.filesystem.open_output_stream(root.full(path), compression=None))
 
 

@@ -54,7 +54,7 @@ class ArchivedPartition:
     partition: int
     root: str  # URI that all paths are relative to
     path: str
-    mark: str = ""  # of the folder's name: names.FOLDER_MARKS
+    mark: str = ""  # suffix of the folder's name: names.FOLDER_MARKS
     segments: list[Segment] = field(default_factory=list)  # by base offset
     snapshots: dict[int, str] = field(default_factory=dict)  # offset -> path
     orphans: dict[int, str] = field(default_factory=dict)  # base offset -> path of an index without its .log
@@ -65,8 +65,8 @@ class ArchivedPartition:
     cleaner_checkpoint: int | None = None
     log_start_checkpoint: int | None = None
     high_watermark: int | None = None
-    high_watermark_problem: Problem | None = None  # of a checkpoint that exists and cannot be read
-    unread: Problem | None = None  # of a file beside the log that cannot be read; a damaged file has only a note
+    high_watermark_problem: Problem | None = None  # problem of a checkpoint that exists and cannot be read
+    unread: Problem | None = None  # an unreadable file beside the log; a damaged file has only a note
     held_by_broker: bool = False
     not_read: list[str] = field(default_factory=list)  # paths in the folder whose content is not part of this listing
     notes: list[str] = field(default_factory=list)
@@ -124,7 +124,7 @@ class _TieredError(Exception):
 
 @dataclass(frozen=True)
 class _Link:
-    path: str  # of the folder that holds the link
+    path: str  # path of the folder that holds the link
     name: str
     depth: int
     files: frozenset[str]  # beside it
@@ -146,7 +146,7 @@ class Archive:
     seen: dict[tuple[int, int], str] = field(default_factory=dict)  # (device, inode) of real folders -> path
     links: list[_Link] = field(default_factory=list)  # to folders; followed after all real folders
     directories: dict[str, _LogDirectory] = field(default_factory=dict)  # log directories by path
-    marks: frozenset[str] = frozenset()  # of folders that are read though a broker marked them
+    marks: frozenset[str] = frozenset()  # marks of folders that are read though a broker marked them
 
 
 def listed(uri: str, topics: TopicFilter = EVERY_TOPIC) -> Archive:

@@ -27,7 +27,7 @@ from lastkey.logformat.storage.locations import TIERED, canonical
 from lastkey.udfs.storage import normal_uri
 
 if TYPE_CHECKING:
-    from lastkey.jobs.archive.listing import Archive  # which imports kernels; each command imports this module
+    from lastkey.jobs.archive.listing import Archive  # at run time it would import kernels into each command
 
 _DEFAULT_PORT = {"hdfs": ":8020"}
 _INODE = "inode"

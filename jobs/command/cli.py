@@ -156,9 +156,9 @@ def _inspect(options: InspectOptions, *, progress: bool | None, quiet: bool, ver
 
 @lastkey.group(cls=Jobs, context_settings=CONTEXT)
 def audit() -> None:
-    """Answer questions about keys: what was delivered, and what lies where.
+    """Answer questions about keys: deliveries to groups, and places of keys.
 
-    What no audit has read yet is read once, into the tables audit_* of a store (--audits); Spark answers from there.
+    An audit reads new segments once, into the tables audit_* of a store (--audits); Spark answers from there.
     """
 
 

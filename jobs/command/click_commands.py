@@ -91,7 +91,7 @@ class JobCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does. Raise UsageError if an option that may not be repeated was given twice."""
-        if not ctx.resilient_parsing:  # of completions
+        if not ctx.resilient_parsing:  # not for completions
             _check_given_once(ctx, self.get_params(ctx), args)
         return super().parse_args(ctx, args)
 

@@ -309,7 +309,7 @@ class Config:
     job: JobSettings = field(default_factory=JobSettings)
     path: str = ""
     made: ClusterState | None = None
-    overrides: Mapping[str, Any] = field(default_factory=dict)  # of every topic, by --set, for this run alone
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # settings of every topic, by --set, for this run alone
 
     def topic_settings(self, topic: str) -> TopicSettings:
         """Return the settings of one topic: defaults, then the globs that match it in the file's order, then its exact
@@ -465,7 +465,7 @@ def _overrides(option: Value[Any, Any], value: object) -> Mapping[str, Any]:
             if not equals or name in given:
                 raise option.wrong(f"one value of {name}" if equals else "NAME=VALUE", repr(text))
             given[name] = word
-    if "cleanup.policy" in given:  # of every topic: it would compact topics that were not named
+    if "cleanup.policy" in given:  # a policy for every topic would compact topics that were not named
         raise UsageError(
             message=f"{option.flag}: give --cleanup-policy compact with --topics instead of cleanup.policy"
         )

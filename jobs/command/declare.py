@@ -25,10 +25,10 @@ from lastkey.jobs.errors import BAD_SETTING, UsageError
 Given = TypeVar("Given")
 Held = TypeVar("Held")
 T = TypeVar("T")
-Group = Literal["What", "Output", "Engine"]
-GROUPS: Final[tuple[Group, ...]] = ("What", "Output", "Engine")  # in the order of the help
+Group = Literal["General", "Output", "Engine"]
+GROUPS: Final[tuple[Group, ...]] = ("General", "Output", "Engine")  # in the order of the help
 REQUIRED: Final = dataclasses.MISSING
-_PLACES: Final = itertools.count()  # of declarations in the source
+_PLACES: Final = itertools.count()  # order of declarations in the source
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class ValueKind(Generic[Given, Held]):
 class Value(Generic[Given, Held]):
     """Declared option: a descriptor that checks what is assigned to it."""
 
-    name = ""  # of the field
+    name = ""  # name of the field
 
     def __init__(self, kind: ValueKind[Given, Held], help: str, **declared: Any) -> None:  # noqa: A002 - click's name
         self.kind, self.help = kind, help
         self.default: Any = declared.get("default", REQUIRED)
         self.kw_only: bool = declared.get("kw_only", True)
-        self.group: Group = declared.get("group", "What")
+        self.group: Group = declared.get("group", "General")
         self.rare: bool = declared.get("rare", False)
         self.note: str = declared.get("note", "")
         self.argument: bool = declared.get("argument", False)

@@ -1,6 +1,6 @@
 """Notification of a command's end: metrics in a file, and a POST to a URL.
 
-Both come last, when the report is printed. What fails of them is a note on stderr; the exit code is that of the run.
+Both come last, when the report is printed. A failure of either is a note on stderr; the exit code is that of the run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Ending:
 
     metrics_file: str | None = None
     notify: str | None = None
-    context: click.Context | None = None  # of the command: its name and parameters
+    context: click.Context | None = None  # context of the command: its name and parameters
     report: JobReport | None = None
     error: str = ""
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
@@ -139,7 +139,7 @@ def _posted(url: str, body: bytes) -> str:
         return f"answered {answer.code}" + (", a redirect, which is not followed" if 300 <= answer.code < 400 else "")
     except error.URLError as failed:
         return str(getattr(failed.reason, "strerror", None) or failed.reason)
-    except Exception as failed:  # of http.client too, whose texts may repeat what was sent: the name alone
+    except Exception as failed:  # http.client's errors may repeat what was sent: report only the name
         return type(failed).__name__
 
 

@@ -100,7 +100,7 @@ class Failure:
     fields: dict[str, object]
     exit_code: int
     is_defect: bool = False  # ours: print a traceback first
-    report: JobReport | None = None  # of the work that was done before
+    report: JobReport | None = None  # report of the work that was done before the failure
 
     def to_json(self) -> dict[str, object]:
         """Return the error as JSON, in the report if there is one."""
@@ -264,7 +264,7 @@ def _classify(error: Exception, written_to: Iterable[str]) -> JobError | None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether a disk is full, that of a worker of Spark's too: it and the JVM say so in text alone."""
+    """Return whether a disk is full, also that of a Spark worker: workers and the JVM report it only as text."""
     return is_full(error) or _FULL in str(error)
 
 

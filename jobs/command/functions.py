@@ -17,7 +17,7 @@ from lastkey.jobs.command.progress import Bar, Silent
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_LINK: Final = re.compile(r"\[([^\]]+)\]\([^)]*\)")  # of Markdown, which pages show
+_LINK: Final = re.compile(r"\[([^\]]+)\]\([^)]*\)")  # link in Markdown, which pages show
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def check_location(name: str, value: object) -> str:
         raise wrong_type(name, "a path or URI", value)
     refuse_secrets(location)
     check_text([location])
-    if "\0" in location:  # which no command line can hold
+    if "\0" in location:  # no command line can contain it
         raise UsageError(message=f"{name}: expected a path without NUL, found {location!r}")
     return location
 

@@ -115,7 +115,7 @@ class ReplayOptions(SourceOptions, WithCluster, WithAutoEngine):
         metavar="LEVEL",
         default="read_committed",
         rare=True,
-        note="What is replayed is committed in either case",
+        note="Replayed records are committed in either case",
     )
 
 

@@ -68,7 +68,7 @@ class TextTable:
     computed: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
     title: str = ""
     total: str = ""  # noun of the last row, which sums up all others if there are several
-    needs_attention: Callable[[Any], bool] = lambda row: True  # whether a row is shown where there are many
+    needs_attention: Callable[[Any], bool] = lambda row: True  # rows that the text shows in long tables
 
     def headers(self) -> tuple[str, ...]:
         """Return the header of each column."""
@@ -98,9 +98,9 @@ class JobReport:
     """
 
     job: ClassVar[str] = ""
-    facts: ClassVar[str] = ""  # of JSON, in order: "name", "name=path", "*=path" for each of a mapping
+    facts: ClassVar[str] = ""  # fields of the JSON, in order: "name", "name=path", "*=path" for each of a mapping
     text_tables: ClassVar[Sequence[TextTable]] = ()
-    done: ClassVar[str] = ""  # what was done, in one line: `{output}`, `{n_bytes:size}`, `{at_ms:time}`, `{files:file}`
+    done: ClassVar[str] = ""  # summary in one line: `{output}`, `{n_bytes:size}`, `{at_ms:time}`, `{files:file}`
     results_at: ClassVar[str] = (
         ""  # path to results of partitions: their `problem` or `problems`, and `notes`, count too
     )
@@ -110,7 +110,7 @@ class JobReport:
     seconds: dict[str, float] = field(default_factory=Phases)
     work: Work | None = None  # None: there was nothing to do, or the job needs neither threads nor Spark
     show_all: bool = False  # --all: also table rows that need no attention
-    io: dict[str, Any] = field(default_factory=dict)  # of jobs that `with_io_counts`
+    io: dict[str, Any] = field(default_factory=dict)  # requests and bytes, of jobs that `with_io_counts`
 
     @property
     def problems(self) -> list[Any]:

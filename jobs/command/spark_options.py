@@ -34,7 +34,7 @@ _OF_MASTERS: Final = {
 }
 # Options that a client of Spark Connect takes notice of
 _OF_CLIENTS = re.compile(r"--remote|(--conf )?spark\.(remote\b|sql\.)")
-# What threads take from Spark's options: local[4] means four
+# Spark options that threads use: local[4] means four
 _OF_THREADS = re.compile(r"--master|(--conf )?spark\.master\b")
 
 

@@ -41,7 +41,7 @@ class EarlyEndError(BaseException):
 
     exit_code: ClassVar[int]
     message: ClassVar[str]
-    report: JobReport | None = None  # of the work that was done until then
+    report: JobReport | None = None  # report of the work that was done until then
 
 
 class InterruptedRunError(EarlyEndError, KeyboardInterrupt):

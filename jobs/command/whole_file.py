@@ -34,7 +34,7 @@ class Kind:
     """Kind of a file that a command writes."""
 
     name: str
-    is_ours: Callable[[bytes], bool]  # whether a file with these first bytes is of this kind
+    is_ours: Callable[[bytes], bool]  # true for the first bytes of a file of this kind
 
 
 METRICS: Final = Kind("metrics of Lastkey", lambda head: head.startswith(b"# TYPE lastkey_"))  # openmetrics.py
@@ -107,9 +107,9 @@ def list_archives(store: str) -> list[Place]:
 
 @contextmanager
 def whole_file(path: Path, kind: Kind | None = None, option: str = "", mode: int = 0o644) -> Iterator[IO[bytes]]:
-    """Yield a new file that gets its name when it is complete, and is gone if it never is. Raise UsageError if the name
-    then belongs to anything but a file of this kind (`check_file`; None: it is our own), or if its folder is missing.
-    mode: by default all may read it, so it must hold nothing of a log.
+    """Yield a new file. Rename it to `path` when it is complete; delete it after an error. Raise UsageError if `path`
+    is then a file of another kind (`check_file`; None: it is our own), or if its folder is missing. mode: the default
+    lets all users read the file, so it must not contain data of a log.
     """
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")

@@ -53,7 +53,7 @@ WHY: Final = {  # why an archive, or a partition's segments from some offset on,
     "other_topics": "topics that were not selected",
     "nothing": "no partition was compacted",
 }
-ANCHOR: Final = "anchor"  # of the kinds, the only one that is no reason to keep the archive as a whole
+ANCHOR: Final = "anchor"  # the only kind that is no reason to keep the archive as a whole
 
 
 @dataclass(frozen=True)

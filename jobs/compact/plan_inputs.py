@@ -125,7 +125,7 @@ def input_from_generation(
     if problem is not None:
         return problem
     below = min(searched(checkpoint), checkpoint.next_offset)
-    if below:  # what is read again below must be what was searched for erased keys
+    if below:  # bytes that are read again below must be those that were searched for erased keys
         named = {s.base_offset: NamedBytes(s.size_bytes, s.checksum, below) for s in theirs}
         none = NamedBytes(0, 0, below)
         after = [replace(s, named=named.get(s.base_offset, none)) if s.first_offset < below else s for s in after]
@@ -348,7 +348,7 @@ class Erasures:
 
     key: bytes = field(default=b"", repr=False)  # b"": none was given
     new: bytes = field(default=b"", repr=False)  # the file of a new erasure; b"": the run compacts
-    no_archive: bool = False  # of a new erasure: there is no archive any more
+    no_archive: bool = False  # set for a new erasure whose archive no longer exists
 
     def begin(self, store: str, checkpoints: Mapping[Key, Checkpoint], *, dry_run: bool) -> None:
         """Write the file of a new erasure. Raise UsageError for another key than that of the store's erasures."""

@@ -58,7 +58,7 @@ class Draft:
 
     input: PartitionInput
     settings: CleanSettings
-    folder: str  # of the new generation
+    folder: str  # folder of the new generation
     secret: tuple[int, int] = field(repr=False)
     secret_ms: int
     erasing: Erasing | None = None
@@ -235,8 +235,8 @@ def share_budget(io_budget: int | None, drafts: Sequence[Draft], now_ms: int) ->
 
 
 def _wish(draft: Draft, io_budget: int) -> tuple[float, int]:
-    """Return the dead share of what a run by yield would rewrite without a budget, by what is known before it, and the
-    bytes that it could move at most.
+    """Return the share of dead bytes in the segments that a run by yield would rewrite without a budget, by facts known
+    before the run, and the maximum of bytes that it would move.
     """
     if not draft.partial:
         return 0.0, 0

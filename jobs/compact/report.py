@@ -301,7 +301,7 @@ def _compressed(r: PartitionResult) -> bool:
 
 
 def _row(r: PartitionResult, status: str, dry_run: bool) -> dict[str, Any]:
-    """Return a row of the table. What is not in it is unknown."""
+    """Return a row of the table, without columns whose value is unknown."""
     words = {"not_due": "not due", "uncleanable": r.problem.state if r.problem else "uncleanable"}
     row = {"topic": r.topic, "partition": r.partition, "state": words.get(status, status)}
     if status != "cleaned":

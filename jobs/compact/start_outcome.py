@@ -40,9 +40,9 @@ class Start:
     state: State
     checkpoints: Mapping[Key, Checkpoint]
     manifests: Mapping[Key, Sequence[Segment]]
-    missing: Mapping[Key, Sequence[Segment]]  # that generations of partitions use which the archive lacks
+    missing: Mapping[Key, Sequence[Segment]]  # segments that generations use and the archive lacks
     erasures: Erasures
-    ends_at: float | None  # of the monotonic clock: --max-runtime
+    ends_at: float | None  # end of --max-runtime by the monotonic clock
 
     @property
     def archive(self) -> Archive:
@@ -64,7 +64,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     notes_on_runs: list[str] = field(default_factory=list)  # on other runs
     seconds: dict[str, float] = field(default_factory=Phases)
-    work: Work | None = None  # who did it
+    work: Work | None = None  # engine and tasks of the run
 
     @property
     def due(self) -> set[Key]:

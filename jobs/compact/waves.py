@@ -123,7 +123,7 @@ def _work_through(
     except BaseException as error:
         if committing is not None and isinstance(error, Exception):  # a second signal waits for nothing
             wait([committing])
-        if is_disk_full(error):  # what tasks that still write leave would take the room that is missing
+        if is_disk_full(error):  # leftovers of tasks that still write would fill the disk
             _cancel(workers, start, [*begun, *todo], outcome)
         raise
     outcome.seconds["commit"] = commit_seconds

@@ -15,10 +15,10 @@ class ConvertedPartition:
     topic: str
     partition: int
     segments: int = 0
-    kept: int = 0  # of these: an earlier run, which was cut off, has converted them; their batches are not counted
+    kept: int = 0  # segments that an earlier, interrupted run has converted; their batches are not counted
     batches: int = 0
     changed: int = 0  # batches that have the other format now
-    bytes_before: int = 0  # of the logs
+    bytes_before: int = 0  # size of the logs before
     bytes_after: int = 0
 
 

@@ -66,7 +66,7 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
     wanted = [
         p for p in partitions.values() if (p.topic is None and p.problem) or selection.partition(p.topic, p.partition)
     ]
-    if not may_be_none and all(p.topic is not None for p in wanted):  # else unread folders may hold any topic
+    if not may_be_none and all(p.topic is not None for p in wanted):  # an unreadable folder may belong to any topic
         known_topics = {p.topic for p in partitions.values() if p.topic is not None} | left_out
         if not known_topics:
             expected = "folders or .log files of Kafka's logs"

@@ -180,7 +180,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if partition.problem is not None:
                     raise partition.problem.as_error()
                 ends = find_ends(partition, committed=self.options.committed, quarantine=self.options.quarantine)
-            except Exception as found:  # of any kind: the other logs go on
+            except Exception as found:  # any error: the other logs continue
                 error = stopped(found, partition.name)
                 if not self.options.quarantine:
                     raise error from error.__cause__

@@ -54,7 +54,7 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
         raise UsageError(message="--check contradicts --dry-run: it writes nothing but a row of cleaner_runs")
     key = read_key(options.hmac_key)  # once: it may be a pipe
     state = open_store(options.store)
-    # beside the digests it would tell them
+    # the key beside the digests would reveal the erased keys
     check_apart(Place("--hmac-key", normal_uri(options.hmac_key)), Place("the store", state.root.uri))
     keys = key_set(options.keys, options.key, options.key_format)
     archives = {row.archive_uri for row in state.checkpoints().values()}

@@ -47,8 +47,8 @@ HASH_KEY: Final = "hash.key"
 _WITHOUT_KEYS: Final = {*TABLES} - {*AUDIT_TABLES} | {AUDIT_READS}  # tables that no key is ever put into
 
 _LOG = re.compile(r"[0-9]{20}\.log\b.*|.*\.log")  # <base>.log.deleted and the tiered <offset>-<id>.log too
-_ID = "[A-Za-z0-9_-]{22}"  # of a tiered segment
-_NO_KEYS = re.compile(  # of Kafka: offsets, times, producers, epochs, identities
+_ID = "[A-Za-z0-9_-]{22}"  # id of a tiered segment
+_NO_KEYS = re.compile(  # Kafka's files of offsets, times, producers, epochs, identities
     rf"[0-9]{{20}}([-_]{_ID})?\.(index|timeindex|txnindex|snapshot|leader_epoch_checkpoint)(\.[a-z]+)?"
     r"|leader-epoch-checkpoint|partition\.metadata|meta\.properties|quorum-state|\.lock|\.kafka_cleanshutdown"
     rf"|({'|'.join(names.OFFSET_CHECKPOINTS)})(\.tmp)?"
@@ -239,7 +239,7 @@ class _Generations:
     def __init__(self, state: State, places: Places, has_generations: bool) -> None:
         self._root = state.root
         self.current: set[str] = set()  # stems of logs, and folders, of current generations
-        self.older: set[str] = set()  # of others that were committed
+        self.older: set[str] = set()  # the same of older generations
         self.key_files: dict[str, tuple[int, int]] = {}  # path -> number of keys, CRC-32C
         # stem of a log or key file -> secrets beside the generations that name it: vacuum leaves it without its own
         self.secrets: dict[str, list[str]] = {}
@@ -290,7 +290,7 @@ class _Generations:
         if table not in self._versions:
             try:
                 self._versions[table] = data_files(self._root, table)
-            except Exception:  # of any kind: only a word of the report depends on the version
+            except Exception:  # any error: only a word of the report depends on the version
                 self._versions[table] = None
         of_newest = self._versions[table]
         return "unknown" if of_newest is None else "current" if path in of_newest else "older"

@@ -50,7 +50,7 @@ class ProofWriter:
 
 @contextmanager
 def new_proof(path: Path) -> Iterator[ProofWriter]:
-    """Yield a writer of a file that its owner alone can read, for it names keys; it gets its name when it is whole."""
+    """Yield a writer of a file that only its owner can read, because it names keys; rename it when it is complete."""
     with whole_file(path, NEW, "--proof", 0o600) as file:
         proof = ProofWriter(file)
         yield proof

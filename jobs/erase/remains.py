@@ -46,8 +46,8 @@ class Held:
     """Keys that were found in the files of a generation."""
 
     paths: set[str] = field(default_factory=set)
-    keys: int = 0  # that are there, or may be
-    sure: int = 0  # that are there
+    keys: int = 0  # keys that remain, or may remain
+    sure: int = 0  # keys that certainly remain
 
     def problem(self, where: SearchedGeneration, hint: str) -> Problem:
         """Return it as a problem."""
@@ -62,9 +62,9 @@ class Remains:
     """Places where the keys still are, those that may be one included."""
 
     facts: ClassVar[str] = "current older elsewhere archive generations=searched others=paths segments"
-    current: int = 0  # of current generations
-    older: int = 0  # of older ones, and of what dead runs left
-    elsewhere: int = 0  # of other files of the store
+    current: int = 0  # keys in current generations
+    older: int = 0  # keys in older generations and in files of dead runs
+    elsewhere: int = 0  # keys in other files of the store
     archive: int = 0
     generations: dict[SearchedGeneration, Held] = field(default_factory=dict)  # current ones too
     others: dict[str, int] = field(default_factory=dict)  # path of another file of the store -> places in it

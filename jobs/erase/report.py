@@ -38,7 +38,7 @@ class EraseReport(JobReport):
     store: str
     dry_run: bool
     check: bool
-    who: str = ""  # who asked for it, in the user's words
+    who: str = ""  # requester, in the user's words
     topics: TopicFilter = EVERY_TOPIC  # from which an erasure takes the keys
     erasure: str = ""
     n_keys: int = 0

@@ -24,7 +24,7 @@ class Sought:
     places: Places
     tasks: list[tuple[SearchFile, ...]] = field(default_factory=list)
     searched: list[Searched] = field(default_factory=list)  # in the order of the tasks
-    problems: list[Problem] = field(default_factory=list)  # of places that were not read, or not wholly
+    problems: list[Problem] = field(default_factory=list)  # problems of places that were not read, or only in part
     digests: dict[tuple[str, str], str] = field(default_factory=dict)  # (root, path) of a file -> its SHA-256 in hex
 
     def tables(self) -> Iterator[tuple[Any, tuple[SearchFile, ...]]]:

@@ -167,8 +167,7 @@ def fill_report(report: SearchReport, sought: Sought, names: pa.StringArray) -> 
     ]
     if may.any():
         report.notes.append(
-            "may: a filter takes one key in about 1,000 for one that it holds, and bytes may stand there as part of "
-            "something else"
+            "may: a filter reports about one key in 1,000 by mistake, and other data may contain the same bytes"
         )
 
 

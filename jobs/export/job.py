@@ -1,8 +1,8 @@
 """`export (ARCHIVE | --store STORE) --format FORMAT --output DIR`: all records, a folder for each topic.
 
 Tasks read logs, decode and write files (udfs.export). Then the driver makes them one table of each topic: Parquet and
-JSON lines by `_SUCCESS` and the mark in the output, Delta by the table's first commit. What cannot be read is left out,
-named in the report, and makes exit code 3. `--latest` is another job (jobs.export.latest), which needs Spark.
+JSON lines by `_SUCCESS` and the mark in the output, Delta by the table's first commit. Unreadable data is skipped and
+named in the report, with exit code 3. `--latest` is another job (jobs.export.latest), which needs Spark.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lastkey.udfs.storage import normal_uri, open_root
 if TYPE_CHECKING:
     from lastkey.jobs.export.origin import Origin
 
-_FEW_BYTES: Final = 256 << 20  # of log: the JVM starts for a short time
+_FEW_BYTES: Final = 256 << 20  # size of logs for which the JVM starts only briefly
 _TEXT: Final = "string"  # JSON has no bytes
 _ONE_TO_ONE: Final = ("string", "json", "boolean", "short", "int", "long", "hex", "base64")
 

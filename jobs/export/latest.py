@@ -68,7 +68,7 @@ class _PartitionRead:
     first: int = 0  # log start
     end: int | None = None  # None: not known, or nothing may be read
     cut: int | None = None  # nothing from this offset on may be read: damage
-    generation: int | None = None  # of a store
+    generation: int | None = None  # generation of a store; None: an archive
     doubts: Doubts = Doubts()
     problems: list[Problem] = field(default_factory=list)
 
@@ -186,7 +186,7 @@ def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, 
             ends = {n: end for n in row_files if (end := parts[n].end) is not None}
             if not ends and (
                 row_files or problems or (stand.run and not other)
-            ):  # else the rows of another topic would stay
+            ):  # otherwise rows of another topic remain
                 return exported
             logs_known = {n: log for n, log in logs.items() if not ends or n in stand.offsets | ends}
             numbers = {n: number for n in ends if (number := parts[n].generation) is not None}

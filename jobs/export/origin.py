@@ -48,10 +48,10 @@ class Origin:
     """Archive or store, with its facts about each partition."""
 
     uri: str
-    logs: Mapping[Key, str | None]  # which log it is: the topic id; in a store the run that began its chain
+    logs: Mapping[Key, str | None]  # identity of the log: the topic id; in a store the run that began its chain
     cleaned: Mapping[Key, int | None] = field(default_factory=dict)  # in an archive: how far a broker cleaned it
     generations: Mapping[Key, int] = field(default_factory=dict)
-    runs: Mapping[Key, Sequence[RunRow]] = field(default_factory=dict)  # of generations that are there, newest first
+    runs: Mapping[Key, Sequence[RunRow]] = field(default_factory=dict)  # runs of existing generations, newest first
 
     def doubts(self, key: Key, generation: int | None, offset: int) -> Doubts:
         """Return removals since a generation that was read up to an offset, and whether they are unknown."""
@@ -77,7 +77,7 @@ def listed_for_latest(options: ExportOptions) -> tuple[list[SourcePartition], Or
     while True:
         version, partitions = state.version(), listed(options)
         current = state.checkpoints()
-        if version == state.version():  # else a run may have committed between them
+        if version == state.version():  # no run has committed meanwhile
             break
     keys = [(str(one.topic), one.partition or 0) for one in partitions]
     generations = {key: options.generation or current[key].generation for key in keys}

@@ -47,7 +47,7 @@ class ExportFolder:
     """Folder of an export."""
 
     root: Root
-    request: dict[str, Any]  # what was asked for; a rerun must ask for the same
+    request: dict[str, Any]  # options of the export; a rerun needs the same
     run: str = field(default_factory=lambda: uuid.uuid4().hex)  # whose tasks may write
 
     def topic_uri(self, topic: str) -> str:

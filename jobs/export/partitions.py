@@ -32,7 +32,7 @@ def ends_of_partition(partition: SourcePartition) -> tuple[Ends | None, Problem 
         return None, partition.problem
     try:
         return find_ends(partition, committed=True), None
-    except Exception as found:  # of any kind: the problem names the partition
+    except Exception as found:  # any error: the problem names the partition
         problem = Problem.of(stopped(found, partition.name))
     try:
         return find_ends(partition, committed=True, quarantine=True), problem

@@ -92,7 +92,7 @@ def _places(options: MergeOptions, uris: Sequence[str]) -> Iterator[Place]:
             if any(names.parse_segment_file(one.base_name) is not None for one in text_entries(files)[0]):
                 message = f"--layout replicas: {uri}: expected a folder of each broker, found the partition {name}"
                 raise UsageError(message=f"{message}; leave out --layout")
-            path, mark, options_of = uri.partition("?")  # of a bucket
+            path, mark, options_of = uri.partition("?")  # the URI of a bucket may have options
             yield Place("the broker's folder", f"{path.rstrip('/')}/{name}{mark}{options_of}")
 
 
@@ -225,7 +225,7 @@ def _merge(options: MergeOptions, tasks: Sequence[MergeTask], report: MergeRepor
     with workers(chosen_engine(options, writes=True), sum(sizes), options.config, report, progress) as made:
         try:
             merged = made.run(merge_partition, tasks, "merge: partitions", CountedBytes(progress, sizes))
-        except BaseException as error:  # what the others still write would be left
+        except BaseException as error:  # wait for the other tasks: their output would be left behind
             made.cancel([])
             if not made.await_end() and not options.dry_run:
                 error.add_note(f"a task may still write into {options.output}: remove the folder before the next run")

@@ -29,7 +29,7 @@ SYNONYMS: Final[dict[str, tuple[tuple[str, int], ...]]] = {
     "max.compaction.lag.ms": (("log.cleaner.max.compaction.lag.ms", 1),),
     "min.cleanable.dirty.ratio": (("log.cleaner.min.cleanable.ratio", 1),),
     "min.compaction.lag.ms": (("log.cleaner.min.compaction.lag.ms", 1),),
-    "producer.id.expiration.ms": (("producer.id.expiration.ms", 1),),  # of brokers alone
+    "producer.id.expiration.ms": (("producer.id.expiration.ms", 1),),  # a setting of brokers alone
     "retention.bytes": (("log.retention.bytes", 1),),
     "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", _MINUTE), ("log.retention.hours", _HOUR)),
     "segment.bytes": (("log.segment.bytes", 1),),
@@ -44,7 +44,7 @@ KAFKA_DEFAULTS: Final[dict[str, Value]] = {
     "cleanup.policy": "delete",
     "retention.ms": 168 * _HOUR,
 }
-NO_POLICY: Final = ""  # of a topic that is neither compacted nor expires (KIP-1161)
+NO_POLICY: Final = ""  # policy of a topic that is neither compacted nor expires (KIP-1161)
 POLICY: Final = "cleanup.policy"
 LIMITS: Final = ("retention.ms", "retention.bytes")  # below 0: none
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,20}")
@@ -69,7 +69,7 @@ class ClusterConfigs:
     brokers: dict[str, Broker] = field(default_factory=dict)  # by id
     every_broker: Layer = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    sources: dict[str, str] = field(default_factory=dict)  # what was described -> where
+    sources: dict[str, str] = field(default_factory=dict)  # described object -> source
 
     def add(self, what: str, where: str, layer: Layer, values: Mapping[str, str]) -> None:
         """Put values into a layer. Raise POLICY_SOURCES if another source has said otherwise of what matters."""
@@ -145,7 +145,7 @@ def _stated(configs: ClusterConfigs, topic: str, setting: str) -> Iterator[tuple
                 yield who, _typed(setting, layer[synonym], unit, f"{who}, {synonym}")
                 break
         else:
-            if name and (broker.complete or resolved is None):  # else a file may set what was described
+            if name and (broker.complete or resolved is None):  # otherwise a file may override the description
                 yield f"broker {name}", KAFKA_DEFAULTS[setting]
     if resolved is not None:
         yield f"topic {topic} as described", _typed(setting, resolved, 1, f"topic {topic}")

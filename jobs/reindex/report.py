@@ -28,10 +28,10 @@ class ReindexedPartition:
     files: list[FileReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     segments: int = 0
-    log_bytes: int = 0  # of the logs, as listed
+    log_bytes: int = 0  # size of the logs, as listed
     bytes_read: int = 0
     bytes_written: int = 0
-    task_seconds: float = 0.0  # of one core, in the pass over the logs
+    task_seconds: float = 0.0  # seconds of one core, in the pass over the logs
 
     @property
     def problems(self) -> list[Problem]:

@@ -78,8 +78,8 @@ class ArchiveReport(JobReport):
     store: str | None = None
     output: str = ""
     profiles: list[PartitionProfile] = field(default_factory=list)  # by topic and partition
-    archived_bytes: dict[Key, int] = field(default_factory=dict)  # of `.log` files in the archive, by listing
-    history: dict[Key, list[RunRow]] = field(default_factory=dict)  # of the store, newest first
+    archived_bytes: dict[Key, int] = field(default_factory=dict)  # size of `.log` files in the archive, by listing
+    history: dict[Key, list[RunRow]] = field(default_factory=dict)  # history of the store, newest first
 
     @property
     def places(self) -> list[tuple[str, str, str | None]]:
@@ -131,7 +131,7 @@ class ArchiveReport(JobReport):
         return {"bytes": n, "by_settings_bytes": by_settings, "if_all_compacted_bytes": all_of_them}
 
     def _savings_lines(self) -> list[str]:
-        """Say what a compaction would save by the settings; and of every topic, unless they say compact for all."""
+        """Return the savings by the settings, and those of compacting every topic, unless the settings compact all."""
         out, compacted = [], sum(p.compacted for p in self.good)
         for by_settings, what in ((True, "by the settings"), (False, "if every topic were compacted")):
             before, gain = self.savings(by_settings=by_settings)

@@ -39,7 +39,7 @@ class Columns:
     paths: Sequence[tuple[str, str]]
     most: str  # value at the top
     ticks: Cells
-    label: str  # of the axis
+    label: str  # label of the axis
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def columns(
     label: str,
     each: str,
 ) -> Plot:
-    """Draw stacked columns along an axis with a few labels; join columns if there are too many, and let `says` tell."""
+    """Draw stacked columns along an axis with a few labels. Join too many columns, and note it in `says`."""
     step = -(-len(labels) // _MAX_COLUMNS) if labels else 1
     if step > 1:
         says += f"; a column is {step} {each}"

@@ -49,7 +49,7 @@ class SeveralArchives(ArchiveReport):
         return [NamedArchive(name, part) for name, part in self.parts.items()]
 
     def join(self) -> None:
-        """Take in what the reports of the archives hold."""
+        """Add the reports of the archives to this one."""
         for name, part in self.parts.items():
             part.profiles = [replace(p, archive=name) for p in part.profiles]
             self.profiles += part.profiles
@@ -81,7 +81,7 @@ def _n_shared(parts: Sequence[Sequence[str]]) -> int:
 
 
 def match_stores(archives: Sequence[str], stores: Sequence[str]) -> dict[str, str]:
-    """Return the store of each archive that has one of these. UsageError: one serves none of them, or two serve one."""
+    """Return the store of each archive, as far as given. UsageError: a store without archive, or two stores for one."""
     store_by_archive: dict[str, str] = {}
     for store in stores:
         served = sorted({c.archive_uri for c in open_store(store).checkpoints().values()})

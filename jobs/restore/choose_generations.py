@@ -101,7 +101,7 @@ def _time(commit: Commit) -> str:
 
 
 def before_resets(tables: State, targets: Sequence[Checkpoint]) -> Iterator[str]:
-    """Yield a note for each generation from before a reset: the archive may now hold another log, or a part of it."""
+    """Yield a note for each generation from before a reset: the archive may have changed since."""
     current = tables.checkpoints()
     for target in targets:
         of = target.back_to or target.generation

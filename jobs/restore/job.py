@@ -78,7 +78,7 @@ class RestorePlan:
     targets: Sequence[Checkpoint]
     manifests: Mapping[Key, Sequence[Segment]]
     side_files: Mapping[Key, Sequence[str]]
-    topic_ids: Mapping[str, GivenTopic]  # of the cluster that will run on the output, as far as they are given
+    topic_ids: Mapping[str, GivenTopic]  # topic ids of the target cluster, as far as they are given
 
 
 @with_io_counts
@@ -191,7 +191,7 @@ def _restore_partition(
         cleaned_again_bytes=sum(s.size_bytes for s in cleaned if s.next_offset > until),
     )
     output = created.folder(target.name)
-    indexes: dict[int, dict[str, bytes]] = {}  # of segments that a broker could not read: base -> kind -> bytes
+    indexes: dict[int, dict[str, bytes]] = {}  # indexes of segments that a broker could not read: base -> kind -> bytes
     mtimes = {s.base_offset: s.mtime_ms for s in segments}
     sizes: dict[int, int] = {}
     with timed(target.name):
@@ -213,7 +213,7 @@ def _restore_partition(
     checksums = side_checksums(s.side_files for s in segments)
     for name in plan.side_files[target.key]:
         if name == names.PARTITION_METADATA and target.topic in plan.topic_ids:
-            continue  # of another cluster
+            continue  # the file belongs to another cluster
         to = created.file(f"{target.name}/{name}")
         file = names.parse_segment_file(name)
         rebuilt = indexes.get(file.base, {}).get(file.kind) if file is not None else None

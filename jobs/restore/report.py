@@ -23,8 +23,8 @@ class RestoredPartition:
     log_start_offset: int
     next_offset: int
     cleaned_until: int = 0  # the cleaner checkpoint
-    cleaned_bytes: int = 0  # of the logs: what the runs have cleaned
-    cleaned_again_bytes: int = 0  # of these: what is dirty for a broker
+    cleaned_bytes: int = 0  # size of the logs that the runs have cleaned
+    cleaned_again_bytes: int = 0  # size of the cleaned logs that are dirty for a broker
     segments: int = 0
     from_archive: int = 0
     bytes: int = 0
@@ -33,8 +33,8 @@ class RestoredPartition:
     topic_id: str | None = None  # in partition.metadata; None if missing
     topic_id_is_given: bool = False  # by --topic-ids; False: it is the archive's
     is_beyond_topic: bool = False  # by --topic-ids, the topic has fewer partitions
-    last_visible_offset: int | None = None  # of the last data record, for read_uncommitted; -1: none; None: not known
-    ends_in_empty_batch: bool = False  # of __transaction_state: the last batch of a segment has no record
+    last_visible_offset: int | None = None  # last data record, for read_uncommitted; -1: none; None: unknown
+    ends_in_empty_batch: bool = False  # in __transaction_state: the last batch of a segment has no record
 
     @property
     def name(self) -> str:

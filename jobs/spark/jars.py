@@ -18,7 +18,7 @@ from typing import Final
 from lastkey.jobs.errors import NO_JARS, MachineError
 
 DELTA: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
-# What Delta needs and Spark lacks, by the names that Spark's resolver gives to files
+# Delta's dependencies that Spark lacks, by the file names of Spark's resolver
 _DELTA_FILES: Final = (
     "io.delta_delta-spark_4.2_2.13-4.4.0.jar",
     "io.delta_delta-storage-4.4.0.jar",

@@ -25,7 +25,7 @@ from lastkey.jobs.spark.master import check_master, is_local, public_address
 from lastkey.jobs.spark.running import running_context, running_spark
 from lastkey.jobs.spark.submit import UserOptions, from_environment, launch_arguments, read_properties
 
-VERSION: Final = "4.2.0"  # of Spark: delta-spark 4.4 is made for it, and asks for no newer pyspark
+VERSION: Final = "4.2.0"  # Spark's version: delta-spark 4.4 is made for it, and needs no newer pyspark
 _LOOK_SECONDS: Final = 0.1
 
 
@@ -73,7 +73,7 @@ def _launched(
     try:
         with _environment(launch):
             return _make_session(SparkSession.builder)
-    except (FileNotFoundError, PermissionError) as error:  # of spark-submit
+    except (FileNotFoundError, PermissionError) as error:  # spark-submit is missing
         raise SPARK_NOT_STARTED(found=f"{error.filename}: {error.strerror}") from error
     except (PySparkException, Py4JJavaError) as error:
         raise _start_error(error, settings, user.master) from error

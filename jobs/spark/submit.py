@@ -26,7 +26,7 @@ _AS_CONF = {
     "--driver-class-path": "spark.driver.extraClassPath",
     "--executor-memory": "spark.executor.memory",
 }
-OF_PACK: Final = "lastkey/bin/python"  # how the Python of a pack ends, wherever that lies
+OF_PACK: Final = "lastkey/bin/python"  # end of the path to the Python of any pack
 # Lists that are joined, not replaced: setting, the option that wins over it, separator
 _JOINED = (
     ("spark.jars", "--jars", ","),

@@ -109,7 +109,7 @@ def _add_counts(results: list[_CountedResult[R]]) -> list[R]:
 def _run_logged(stage: str, function: Callable[[T], R], item: T) -> R:
     """Return `function(item)`; say in the executor's log what a task works on, and which try of it this is."""
     context: Any = TaskContext.get()
-    of = getattr(item, "input", item)  # of a PartitionPlan
+    of = getattr(item, "input", item)  # input of a PartitionPlan
     name = f"{of.topic}-{of.partition}" if hasattr(of, "topic") and hasattr(of, "partition") else ""
     name = name or (str(item) if isinstance(item, str | int) else type(item).__name__)  # a plan may hold a secret
     _LOG.info("stage %d, %s: %s, try %d", context.stageId(), stage, name, context.attemptNumber())

@@ -32,7 +32,7 @@ Bounds = dict[
     str, dict[str, int]
 ]  # erasure -> topic id, "" if none -> offset below which that log has none of its keys
 
-_LEAST_BYTES: Final = 16  # of the user's key
+_LEAST_BYTES: Final = 16  # minimum size of the user's key
 _SECRET: Final = struct.Struct("<QQ")
 
 
@@ -65,7 +65,7 @@ def write_erasure(store: Root, data: bytes) -> None:
     path = erasure_path(content_id(data))
     try:
         read_erased(store, path)
-    except LogFormatError:  # none yet, or what a killed run left
+    except LogFormatError:  # missing, or left incomplete by a killed run
         make_folder(store, ERASED_KEYS)
         flush(store, "")
         make_private(store, path)
@@ -137,8 +137,8 @@ def searched(row: Checkpoint) -> int:
 
 
 def brought_back(old: Checkpoint, now: Checkpoint) -> str | None:
-    """Return an erasure of which a generation may hold records, given the current one; None: it holds none. An erasure
-    that only other logs know must have been searched for up to the generation's end.
+    """Return an erasure whose records an older generation may contain, judged by the current one; None: there is none.
+    An erasure of other logs alone must have been searched up to the end of the older generation.
     """
     had, end = in_log(parse_bounds(old), old.topic_id, -1), old.next_offset
     wanted = in_log(parse_bounds(now), old.topic_id, MAX_OFFSET) if end else {}

@@ -11,7 +11,7 @@ from typing import Final
 from lastkey.jobs.errors import NOT_EXCLUSIVE, MachineError
 from lastkey.udfs.storage import Root, make_folders, put_if_absent
 
-_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # of disks without hard links
+_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # errors of disks without hard links
 
 
 def check_exclusive(root: Root) -> None:

@@ -72,7 +72,7 @@ def list_generations(root: Root, row: Checkpoint) -> Iterator[tuple[int, Commit 
     parent = row.generation, row.own_folder
     for number, path in (parent, *sorted(older, reverse=True)):
         if (number, path) != parent and (number >= parent[0] or not exists(root, f"{path}/{COMMITTED}")):
-            continue  # of a run that died, or of a history that was replaced by an older copy of the tables
+            continue  # the run died, or older tables replaced its history
         try:
             commit = read_manifest(root, path)
         except GenerationError as error:

@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from lastkey.jobs.errors import ConflictError
 from lastkey.jobs.store.delta import delta_uri, storage_options
 from lastkey.logformat.errors import NO_POSITION
-from lastkey.udfs.export.write_files import TOMBSTONE  # of rows to merge: the key goes
+from lastkey.udfs.export.write_files import TOMBSTONE  # rows to merge whose key is removed
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root
 
@@ -36,7 +36,7 @@ _FORMAT: Final = "lastkey latest 1"
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 _PROPERTIES: Final = {
     "delta.logRetentionDuration": "interval 3650 days",
-    "delta.isolationLevel": "Serializable",  # of two runs at once, one fails
+    "delta.isolationLevel": "Serializable",  # one of two concurrent runs fails
 }
 _OF_NO_ROW: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
 
@@ -46,8 +46,8 @@ class TableOffsets:
     """Offsets that a table is brought up to, and the log that they belong to."""
 
     offsets: dict[int, int] = field(default_factory=dict)  # partition -> next offset to read
-    logs: dict[int, str] = field(default_factory=dict)  # which log each is, where that is known (jobs.export.origin)
-    generations: dict[int, int] = field(default_factory=dict)  # of a store, that were read last
+    logs: dict[int, str] = field(default_factory=dict)  # identity of each log, if known (jobs.export.origin)
+    generations: dict[int, int] = field(default_factory=dict)  # generations of a store that were read last
     run: str = ""  # made the commit
 
 
@@ -150,7 +150,7 @@ def merge(root: Root, topic: str, rows: DataFrame, uri: str, key: Sequence[str],
 
 
 def read_parquet_files(spark: SparkSession, schema: pa.Schema, uris: Sequence[str]) -> DataFrame:
-    """Return the rows of Parquet files, of which there may be none. Brackets in a path are no pattern."""
+    """Return the rows of Parquet files; no file: an empty frame. Brackets in a path are no pattern."""
     if not uris:
         return spark.createDataFrame(schema.empty_table())
     return spark.read.schema(from_arrow_schema(schema)).option("__globPaths__", "false").parquet(*uris)

@@ -38,7 +38,7 @@ from lastkey.udfs.storage import Root, make_folders
 
 EXPIRY_SECONDS: Final = 90
 _RENEWAL_SECONDS: Final = EXPIRY_SECONDS / 3
-_POLL_SECONDS: Final = 2.0  # of wait_until_released
+_POLL_SECONDS: Final = 2.0  # polling interval of wait_until_released
 _CLAIM_POLLS: Final = 100  # for a lease that is written and not held yet; its run may have been killed
 _CLAIM_POLL_SECONDS: Final = 0.1
 _END_SECONDS: Final = 5.0  # for a renewal in progress when the run ends
@@ -56,7 +56,7 @@ class Lease:
     expiry_seconds: int
     partitions: tuple[str, ...]  # names of their folders
     held: int = 0  # 1: the run works. Not a bool: a rewrite must not change the file's size under a reader
-    mtime_ns: int = 0  # of the file
+    mtime_ns: int = 0  # modification time of the lease file
 
     def label(self) -> str:
         """Return the run's name in messages: host, process id and start."""

@@ -67,7 +67,7 @@ def known_segments(spark: SparkSession, state: State) -> dict[SegmentKey, tuple[
 def replace_segments(state: State, frame: DataFrame, replaced: list[SegmentKey]) -> None:
     """Remove the rows of `replaced` segments and add those of `frame`, in one commit."""
     uri = uri_for_spark(state.root)
-    if not replaced:  # as where there is no table yet
+    if not replaced:  # also if the table does not exist yet
         frame.write.format("delta").mode("append").save(uri)
     elif len(replaced) <= _MOST_IN_PREDICATE:
         is_old = " OR ".join(

@@ -33,7 +33,7 @@ def forget(root: Root, table: str, needed: Collection[str]) -> None:
     """
     log = f"{table}/_delta_log"
     listed = root.filesystem.get_file_info(pafs.FileSelector(root.full(log)))
-    newest_ns = max((info.mtime_ns or 0 for info in listed), default=0)  # of the commit that was made just now
+    newest_ns = max((info.mtime_ns or 0 for info in listed), default=0)  # time of the newest commit
     old_ns = min(time.time_ns(), newest_ns) - KEEP_DAYS * 86_400 * 10**9
     files: dict[int, list[pafs.FileInfo]] = {}
     for info in listed:

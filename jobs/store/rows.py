@@ -26,7 +26,7 @@ from lastkey.logformat.names import MAX_TOPIC, partition_folder
 from lastkey.udfs.compact.retention import Expired
 from lastkey.udfs.segments import ReadFile
 
-FORMAT = 3  # of a store; there was no release with 1 or 2
+FORMAT = 3  # version of a store's format; 1 and 2 were never released
 INT32 = frozenset({"partition", "last_batch_leader_epoch", "splits"})
 STATES = ("clean", "dirty", "uncleanable", "diverged", "gap")
 _INTERRUPTED = (130, 143)  # exit codes
@@ -82,7 +82,7 @@ class Checkpoint(OfGeneration):
     topic_id: str | None
     cluster_id: str | None
     archive_uri: str
-    last_batch_base_offset: int  # of the last batch before next_offset; -1 where the log is empty
+    last_batch_base_offset: int  # base offset of the last batch before next_offset; -1 where the log is empty
     last_batch_leader_epoch: int
     last_batch_crc: int
     log_end_timestamp_ms: int
@@ -90,7 +90,7 @@ class Checkpoint(OfGeneration):
     gaps: str | None = None  # JSON [[first, last, before, size], ...] (a Gap each): offsets that it lacks
     expired_from: int = 0  # retention deleted all from here ...
     expired_until: int = 0  # ... to here: offsets that the archive still holds there are not missing
-    back_to: int = 0  # of a rollback: the generation whose files it uses; 0: it has its own
+    back_to: int = 0  # generation whose files a rollback uses; 0: it has its own
     back_to_run_id: str | None = None
     chain: str = ""  # the run that began its chain from the archive alone: the first one, or a --reset
     read: str = "[]"  # JSON [[first, until], ...]: the offsets that this chain has read (jobs.store.coverage)
@@ -201,7 +201,7 @@ class RunRow(RunWork):
     expired: str | None = None  # JSON an Expired each: what retention deleted
     compacted: bool = True  # False: retention alone ran
     dropped_expired: int = 0  # records older than retention.ms inside segments that stay, by retention.exact
-    back_to: int = 0  # of a rollback: the generation whose files it uses; 0: it is a compaction
+    back_to: int = 0  # generation whose files a rollback uses; 0: it is a compaction
     engine: str = ""  # execution engine: "Spark 4.2.0, local[2], ...", "2 threads, no Spark"
     back_to_run_id: str | None = None
     dropped_erased: int = 0  # records of erased keys
@@ -247,7 +247,7 @@ class JobRow:
     host: str
     pid: int
     application: str  # Spark's; "": no Spark
-    version: str  # of Lastkey
+    version: str  # version of Lastkey
     error: str  # one line; "": it ended with a report
     figures: str  # JSON: amounts by name, and counts by state or kind
 

@@ -9,8 +9,8 @@ There is no lock.
     put(version, change)                new files, flushed; then the commit of version n + 1, never of another
 
 delta-rs reads the tables. Lastkey puts the commits, by `udfs.storage.put_if_absent`, and so they are whole and flushed
-once they have their names, and so are checkpoints on a disk: a power cut tears neither. What is not whole was damaged
-later, perhaps after it was reported, and is an error.
+once they have their names, and so are checkpoints on a disk: a power cut tears neither. An incomplete one was damaged
+later, perhaps after its commit was reported, and is an error.
 
 A commit whose answer is lost may have been made, or may be made later. So each commit carries its own id, and after any
 error the versions from n + 1 to the head are searched for that id: if it is found, the commit is done. If not, the
@@ -71,7 +71,7 @@ _READERS: Final = 8
 Held = dict[str, pa.Table]  # rows by path of their data file: these files never change
 _ATTEMPTS: Final = 200  # each lost to another writer's commit
 _UNANSWERED: Final = 4  # attempts without any commit: the store cannot be written
-_FILE_ROWS: Final = 256  # of a data file: a change of a few rows rewrites a whole file
+_FILE_ROWS: Final = 256  # rows of a data file: a change of a few rows rewrites a whole file
 _CHECKPOINT_EVERY: Final = 20  # versions
 _OF_THE_DISK: Final = re.compile(r"LocalFileSystem|os error \d|[Tt]able location|No table metadata")
 _UNFIT: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")  # delta-rs takes them for other names
@@ -114,7 +114,7 @@ class Change:
 
 
 def check_fit(root: Root) -> None:
-    """Raise UsageError if no table can lie there: delta-rs would take characters of the path for others."""
+    """Raise UsageError if the path has characters that delta-rs would change."""
     if is_bucket(root.uri) and "//" in root.base:
         raise UsageError(message=f"{root.uri}: a store's URI cannot have an empty part (//) in it")
     if found := _UNFIT.search(root.base):

@@ -1,4 +1,4 @@
-"""Changes of a store's tables: `commit_wave`, the one write that matters, and what goes with it.
+"""Changes of a store's tables: `commit_wave`, the only commit, and the writes before and after it.
 
 A wave is appended to `cleaner_runs`, then one commit of `compaction_checkpoints` is the switch, by compare-and-swap
 (`jobs.store.table`): read the head, check that our partitions are where the run planned on, check that the files of the

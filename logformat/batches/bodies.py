@@ -50,7 +50,7 @@ class BadBatch:
 class _Packed:
     """Compressed bodies of batches, in the order in which they are decompressed, and how far that has come."""
 
-    chunk: Chunk  # of these batches
+    chunk: Chunk  # chunk with these batches
     bodies: np.ndarray  # BODY[n] of all of them
     rows: np.ndarray  # int64[m], of the compressed ones
     starts: np.ndarray  # int64[m], in the chunk's bytes
@@ -58,7 +58,7 @@ class _Packed:
     ways: np.ndarray  # int8[m], as in `lay_bodies`
     ends: np.ndarray  # int64[m], written: where each ends in the scratch
     v3: np.ndarray  # int64[k], rows of the batches of magic 3
-    stored: list[sections.Places]  # of these
+    stored: list[sections.Places]  # sections of the batches of magic 3
     done: int = 0  # bodies
     at: int = 0  # bytes in the scratch
     held: int = 0  # bytes of the sections of magic 3
@@ -172,7 +172,7 @@ class BodyLoader:
             ends = sections.write_records(whole, unpacked, self._scratch, packed.at, self.max_batch_bytes)
             bodies["start"][rows], bodies["end"][rows] = np.concatenate([[packed.at], ends[:-1]]), ends
             bodies["in_scratch"][rows] = True
-        if 2 * packed.held > self.soft_bytes:  # of a large batch, whose records stand in the scratch now
+        if 2 * packed.held > self.soft_bytes:  # a large batch, whose records are in the scratch
             self._sections = Scratch()
         first, last, bodies = lo + first, lo + last, bodies[first:last]
         if n_wrappers:

@@ -38,11 +38,11 @@ NO_END: Final = MAX_LAST_OFFSET + 1  # as end_offset: no batch reaches it
 class Chunk:
     """Consecutive batches of a file. `raw` and `batches` are valid only until the next chunk is read."""
 
-    position: int  # of the first batch in the file
+    position: int  # position of the first batch in the file
     raw: np.ndarray  # uint8, exactly the bytes of `batches`; empty if only headers were read
     batches: np.ndarray  # BATCH[n]
     before: int = -1  # last offset of the batch before them; -1: unknown
-    path: str = ""  # of the file, in messages
+    path: str = ""  # path of the file, in messages
     bytes_read: int = 0
 
     @property

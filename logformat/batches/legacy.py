@@ -39,7 +39,7 @@ class Transcoded(NamedTuple):
 
     n_bytes: int
     n_records: int
-    base_offset: int  # of the first record; offset deltas are relative to it, timestamp deltas to 0
+    base_offset: int  # base offset of the first record; offset deltas are relative to it, timestamp deltas to 0
     last_offset: int
     max_timestamp: int
 

@@ -120,7 +120,7 @@ class LogReader:
     ) -> None:
         """Read chunk_bytes at once; the other limits and the secret are as for `BodyLoader`."""
         self.buffer = ChunkBuffer(chunk_bytes, max_batch_bytes)
-        self.tail = Tail()  # of the last walk
+        self.tail = Tail()  # tail of the last walk
         self._soft_bytes, self._secret, self._keys_only = soft_bytes, secret, keys_only
 
     @cached_property

@@ -34,7 +34,7 @@ class Damage:
 
     position: int
     end: int
-    error: LogFormatError  # of the first batch there; kind "torn_tail": nothing follows
+    error: LogFormatError  # error of the first batch there; kind "torn_tail": nothing follows
 
 
 def salvage(

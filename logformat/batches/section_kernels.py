@@ -30,7 +30,7 @@ SECTIONS = np.dtype(
         ("value_lengths", "i8"),
         ("header_sizes", "i8"),
         ("keys", "i8"),
-        ("body_bytes", "i8"),  # of the records in the magic 2 encoding; written by `measure_bodies`
+        ("body_bytes", "i8"),  # size of the records in the magic 2 encoding; written by `measure_bodies`
         ("n_records", "i4"),
         ("headers_packed", "?"),  # compressed
         ("payloads_packed", "?"),
@@ -74,7 +74,7 @@ def locate_sections(
 
 @inline
 def _in_file(section: Any) -> bool:
-    """Return whether no section is compressed, so that they are read where they lie."""
+    """Return whether both sections are uncompressed and can be read in place."""
     return not section.headers_packed and not section.payloads_packed
 
 

@@ -17,7 +17,7 @@ from lastkey.logformat.batches.section_kernels import SECTIONS
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.codec import BatchPlace, Scratch, decompress_into
 
-# Of a batch: whether the headers, and the payloads, are compressed; start and end of the headers, and of the payloads.
+# Sections of a batch: are headers and payloads compressed? Start and end of the headers, and of the payloads.
 Places: TypeAlias = tuple[bool, bool, int, int, int, int]
 _PLACES: Final = (
     "headers_packed", "payloads_packed", "headers_start", "headers_end", "payloads_start", "payloads_end",

@@ -20,8 +20,8 @@ SPAN = np.dtype(
     [
         ("key_low", "u8"),  # SipHash of the key; 0 if the key is null, or hashes are off
         ("key_high", "u8"),
-        ("start", "i8"),  # of the record (its length varint) in its array
-        ("rest", "i8"),  # of the key length; bytes from here on stay when the deltas change
+        ("start", "i8"),  # start of the record (its length varint) in its array
+        ("rest", "i8"),  # position of the key length; bytes from here on stay when the deltas change
         ("end", "i8"),
         ("timestamp_delta", "i8"),
         ("offset_delta", "i4"),
@@ -34,7 +34,7 @@ MIN_RECORD_SIZE: Final = 7  # seven one-byte fields
 
 # Kinds of keys, by their whole words of eight bytes, each of which waits until LANES can be hashed at once
 _KINDS: Final = 8
-_ROW, _START, _END = range(3)  # what is kept of a key that waits
+_ROW, _START, _END = range(3)  # fields of a waiting key
 
 # The place of each batch's body.
 BODY = np.dtype(

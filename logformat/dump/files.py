@@ -35,7 +35,7 @@ from lastkey.logformat.side_files.small_files import read_small_file
 from lastkey.logformat.storage.locations import canonical, locate, text_entries
 from lastkey.logformat.storage.regular_files import files_below, open_input
 
-_CHECKPOINT_SUFFIX: Final = "checkpoint"  # of KRaft's snapshots: they hold batches, as a log does
+_CHECKPOINT_SUFFIX: Final = "checkpoint"  # suffix of KRaft's snapshots: they hold batches, as a log does
 _KINDS: Final = (*names.KINDS, _CHECKPOINT_SUFFIX)
 
 

@@ -19,7 +19,7 @@ from lastkey.logformat.dump.log import LogFindings
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.java_text import joined_bytes
 
-_LINES: Final = 1 << 16  # of findings, made at once
+_LINES: Final = 1 << 16  # findings that are formatted at a time
 
 
 @dataclass
@@ -28,7 +28,7 @@ class DumpFindings:
 
     logs: dict[str, LogFindings] = field(default_factory=dict)
     indexes: dict[str, IndexFindings] = field(default_factory=dict)
-    problems: list[LogFormatError] = field(default_factory=list)  # of files that cannot be read at all
+    problems: list[LogFormatError] = field(default_factory=list)  # problems of files that cannot be read at all
     unknown: list[str] = field(default_factory=list)
 
     @property

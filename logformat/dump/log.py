@@ -102,7 +102,7 @@ class LogOptions:
 
     deep: bool = False  # records too
     decode: Decoder | None = None  # keys and payloads of records too
-    metadata: bool = True  # of records
+    metadata: bool = True  # print the metadata of records
     wanted: RecordLimits = field(default_factory=RecordLimits)
     as_json: str | None = None  # the file's name: print JSON objects that hold it, instead of the tool's lines
     max_batch_bytes: int = MAX_BATCH_BYTES  # a batch that is, or decompresses to, more is reported and skipped
@@ -126,7 +126,7 @@ class LogFindings:
 
     not_consecutive: list[NDArray[np.int64]] = field(default_factory=list)  # int64[n, 2]: an offset, the next one
     problems: list[LogFormatError] = field(default_factory=list)
-    last_offset: int = -1  # of the last record; as in the tool, -1 before the first record of every file
+    last_offset: int = -1  # offset of the last record; as in the tool, -1 before the first record of every file
     invalid_bytes: int = 0  # at the end
 
     def take(self, offsets: NDArray[np.int64]) -> None:

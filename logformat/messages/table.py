@@ -27,7 +27,7 @@ class Field:
     """A field of a message; a struct, or an array of structs, has `fields` of its own."""
 
     name: str
-    kind: str  # of an array: the kind of its items
+    kind: str  # for an array: the kind of its items
     versions: Versions
     array: bool = False
     null: Versions | None = None

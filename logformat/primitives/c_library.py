@@ -26,7 +26,7 @@ def load(package: str, module: str, system: str, symbols: tuple[str, ...]) -> ct
     for candidate in _candidates(package, module, system):
         try:
             library = ctypes.CDLL(candidate)
-        except OSError as error:  # of another machine, say: the system's may do
+        except OSError as error:  # the library of another machine, for example: try the system's
             why.append(str(error))
             continue
         if all(hasattr(library, symbol) for symbol in symbols):
@@ -44,7 +44,7 @@ def name(symbol: str, function: Any) -> None:
 
 def _candidates(package: str, module: str, system: str) -> Iterator[str]:
     spec = None
-    with suppress(ModuleNotFoundError):  # of a package that would hold this one
+    with suppress(ModuleNotFoundError):  # the package that would hold this one is missing
         spec = importlib.util.find_spec(package)  # its other parts are not imported
     found = PathFinder.find_spec(module, spec.submodule_search_locations) if spec is not None else None
     if found is not None and found.origin is not None:

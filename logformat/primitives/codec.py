@@ -273,7 +273,7 @@ class _Kept(threading.local):
         self.reader = zstd.Context("D")
         self.writer = zstd.Context("C")
         self.scratch = Scratch()
-        self._level = zstd.LEVEL  # of the writer
+        self._level = zstd.LEVEL  # level of the writer
 
     def zstd_writer(self, level: int) -> int:
         """Return the address of the context that compresses at a level."""

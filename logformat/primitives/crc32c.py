@@ -23,8 +23,8 @@ SYMBOL: Final = "crc32c_here"
 
 
 def _function(library: ctypes.CDLL, features: dict[str, bool]) -> Any:
-    """Return ISA-L's function for a processor: the one that it chooses itself, but for those with AVX and without
-    VPCLMULQDQ, where its choice takes twice as long for whole batches as its function for older ones.
+    """Return ISA-L's function for a processor. It is ISA-L's own choice, except for processors with AVX and without
+    VPCLMULQDQ: there, its function for older processors is twice as fast for whole batches.
     """
     chosen = library.crc32_iscsi
     older = features.get("avx", False) and features.get("pclmul", False) and not features.get("vpclmulqdq", False)

@@ -46,7 +46,7 @@ def rewritten(values: Any, kernel: Callable[..., int], most: int) -> Any:
     at = np.frombuffer(ends, np.int32)[first : first + n + 1].astype(np.int64)
     out, out_at = np.empty(most * int(at[-1] - at[0]), np.uint8), np.empty(n + 1, np.int32)
     text = np.frombuffer(data or b"", np.uint8)
-    text.flags.writeable = False  # of any buffer: numba would compile the kernel once more for a read-only one
+    text.flags.writeable = False  # numba would compile the kernel once more for a read-only buffer
     size = kernel(text, at, out, out_at)
     if size > _MAX_TEXT:
         raise pa.ArrowCapacityError(f"a text of {size} bytes")

@@ -47,7 +47,7 @@ STATE_SIZE: Final = 10
 
 OFFSET_ENTRY: Final = 8  # bytes of an entry as stored: i32 relative offset, i32 position
 TIME_ENTRY: Final = 12  # i64 timestamp, i32 relative offset
-WIDE_ENTRY: Final = 16  # of either index, made in memory: two i64, the offset absolute
+WIDE_ENTRY: Final = 16  # index entry in memory: two i64, the offset absolute
 
 
 class Window(NamedTuple):
@@ -55,7 +55,7 @@ class Window(NamedTuple):
 
     buf: np.ndarray  # uint8[], read only, bytes of the file from `origin` on
     origin: int
-    end: int  # of the log, in the file
+    end: int  # end of the log, in the file
 
 
 class Index(NamedTuple):
@@ -64,7 +64,7 @@ class Index(NamedTuple):
     entries: np.ndarray  # uint8[n * entry_size], read only
     entry_size: int  # OFFSET_ENTRY or TIME_ENTRY, or WIDE_ENTRY
     n: int
-    base: int  # of the segment
+    base: int  # base offset of the segment
 
 
 # Result of a search by offset, one row a target.
@@ -72,12 +72,12 @@ LOCATION = np.dtype(
     [
         ("status", "i1"),  # FOUND; partition_log sets the others
         ("segment_base_offset", "i8"),
-        ("position", "i8"),  # of the batch in the segment's .log
-        ("size", "i8"),  # of the batch, bytes
+        ("position", "i8"),  # position of the batch in the segment's .log
+        ("size", "i8"),  # size of the batch, bytes
         (
             "base_offset",
             "i8",
-        ),  # of the batch; -1: magic 0 or 1, compressed, known only after decompression
+        ),  # base offset of the batch; -1: magic 0 or 1, compressed, known only after decompression
         ("last_offset", "i8"),
     ],
     align=True,
@@ -245,7 +245,7 @@ def find_offsets(
     position = state[POSITION]
     previous = state[PREVIOUS]
     slot = np.int64(-1)
-    size = np.int64(0)  # of the batch at `position`; 0: not read yet
+    size = np.int64(0)  # size of the batch at `position`; 0: not read yet
     first = last = np.int64(-1)
     entry = state[ENTRY]
     walked = 0

@@ -57,11 +57,11 @@ LATEST: Final = -1
 MAX_TIMESTAMP: Final = -3
 TIME_ANSWER: Final = np.dtype(
     [
-        ("offset", "i8"),  # of the record; -1: none
-        ("timestamp", "i8"),  # of the record, ms; -1: none, also for EARLIEST and LATEST
-        ("leader_epoch", "i4"),  # of the record's batch; -1: unknown
+        ("offset", "i8"),  # offset of the record; -1: none
+        ("timestamp", "i8"),  # timestamp of the record, ms; -1: none, also for EARLIEST and LATEST
+        ("leader_epoch", "i4"),  # leader epoch of the record's batch; -1: unknown
         ("segment_base_offset", "i8"),  # -1: none, also for EARLIEST and LATEST
-        ("position", "i8"),  # of the batch in the segment's .log; -1: the same
+        ("position", "i8"),  # position of the batch in the segment's .log; -1: the same
     ],
     align=True,
 )
@@ -74,9 +74,9 @@ class Location(NamedTuple):
     """The place of the batch for an offset."""
 
     segment_base_offset: int
-    position: int  # of the batch's first byte in the segment's .log
-    size: int  # of the batch, bytes
-    base_offset: int  # of the batch; -1: magic 0 or 1, compressed
+    position: int  # position of the batch's first byte in the segment's .log
+    size: int  # size of the batch, bytes
+    base_offset: int  # base offset of the batch; -1: magic 0 or 1, compressed
     last_offset: int
 
 

@@ -23,11 +23,11 @@ RECORD: Final = np.dtype(
     [
         ("offset", "i8"),  # -1: none
         ("timestamp", "i8"),  # ms
-        ("leader_epoch", "i8"),  # of its batch, -1 none
-        ("position", "i8"),  # of its batch in the .log
+        ("leader_epoch", "i8"),  # leader epoch of its batch, -1 none
+        ("position", "i8"),  # position of its batch in the .log
     ]
 )
-_CHUNK_BYTES: Final = 8 << 20  # of batches worked on at once; one batch may be larger
+_CHUNK_BYTES: Final = 8 << 20  # bytes of batches that are processed at a time; one batch may be larger
 
 
 class RecordSearch:

@@ -89,7 +89,7 @@ class SearchableSegment:
 
     def __init__(self, listed: Segment, note: Note, place: Place = file_system) -> None:
         self.listed, self.base_offset = listed, listed.base_offset
-        self.end = listed.size_bytes  # of the log; lower once an incomplete batch, or zeros, have been found at the end
+        self.end = listed.size_bytes  # end of the log, without an incomplete batch or zeros that were found there
         self._note, self._place = note, place
         self._filesystem, self.path = located(place, listed.root, listed.path)
         self._window = open_window(self._filesystem, self.path, listed.size_bytes)

@@ -42,7 +42,7 @@ from lastkey.logformat.search.offset_kernels import (
 # Result of a search by time, one row a target.
 CANDIDATE = np.dtype(
     [
-        ("position", "i8"),  # of the batch
+        ("position", "i8"),  # position of the batch
         ("size", "i8"),  # bytes
     ]
 )

@@ -98,7 +98,7 @@ def assign_batches(
 
 
 def truncate_from_start(epochs: Sequence[EpochEntry], start_offset: int) -> list[EpochEntry]:
-    """Return the epochs of a log that now begins at `start_offset`: the epoch there begins at it, older ones go."""
+    """Return the epochs of a log that now begins at `start_offset`: its epoch starts there, older ones are removed."""
     older = [epoch for epoch, start in epochs if start <= start_offset]
     kept = [entry for entry in epochs if entry[1] > start_offset]
     return [(older[-1], start_offset), *kept] if older else kept
@@ -183,7 +183,7 @@ def read_meta_properties(data: bytes, path: str) -> MetaProperties:
 
 def write_clean_shutdown() -> bytes:
     """Return the bytes of a `.kafka_cleanshutdown`, which tells a broker that the logs need no recovery."""
-    return b'{"version":0,"brokerEpoch":-1}'  # of an unknown epoch
+    return b'{"version":0,"brokerEpoch":-1}'  # the epoch is unknown
 
 
 def _entries(data: bytes, path: str, n_fields: int) -> list[tuple[int, list[str]]]:

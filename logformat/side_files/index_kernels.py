@@ -20,7 +20,7 @@ from lastkey.logformat.layout import NO_TIMESTAMP
 INTERVAL: Final = 0  # index.interval.bytes
 MAX_OFFSET_ENTRIES: Final = 1  # limit of the offset index; no entries are made beyond it
 MAX_TIME_ENTRIES: Final = 2  # limit of the time index, not counting the slot for the final entry
-POSITION: Final = 3  # of the next batch in the .log
+POSITION: Final = 3  # position of the next batch in the .log
 SINCE_ENTRY: Final = 4  # bytes appended since the last offset index entry
 MAX_TIMESTAMP: Final = 5  # largest so far, ms
 OFFSET_OF_MAX: Final = 6  # last offset of the earliest batch that carries it

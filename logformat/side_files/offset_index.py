@@ -19,7 +19,7 @@ from lastkey.logformat.layout import MAX_RELATIVE_OFFSET, OFFSET_INDEX_ENTRY
 ENTRY: Final = np.dtype(
     [
         ("offset", "i8"),  # absolute: last offset of the batch
-        ("position", "i8"),  # of the batch's first byte in the .log
+        ("position", "i8"),  # position of the batch's first byte in the .log
     ]
 )
 _SIZE: Final = OFFSET_INDEX_ENTRY.itemsize

@@ -23,17 +23,17 @@ PLAIN_IN_TRANSACTION: Final = 2  # a batch outside of a transaction while its pr
 PRODUCER_SUMMARY: Final = np.dtype(
     [
         ("producer_id", "i8"),
-        ("last_offset", "i8"),  # of the last data batch; -1 also after a later change of epoch
+        ("last_offset", "i8"),  # last offset of the last data batch; -1 also after a later change of epoch
         ("timestamp", "i8"),  # ms, of the last data batch or marker
-        ("current_txn_first_offset", "i8"),  # of the transaction open at the end, as far as the run knows
+        ("current_txn_first_offset", "i8"),  # first offset of the transaction open at the end, as far as the run knows
         ("first_marker", "i8"),  # offset of the first marker
         ("plain_offset", "i8"),  # base offset of the first data batch outside of a transaction, before any marker
         ("plain_position", "i8"),  # its byte in the file
-        ("last_sequence", "i4"),  # of the last data batch, like last_offset
+        ("last_sequence", "i4"),  # last sequence of the last data batch, like last_offset
         ("offset_delta", "i4"),  # last_offset - base offset of that batch
-        ("coordinator_epoch", "i4"),  # of the last marker
-        ("producer_epoch", "i2"),  # of the last data batch or marker
-        ("first_epoch", "i2"),  # of the first data batch or marker
+        ("coordinator_epoch", "i4"),  # coordinator epoch of the last marker
+        ("producer_epoch", "i2"),  # producer epoch of the last data batch or marker
+        ("first_epoch", "i2"),  # epoch of the first data batch or marker
         ("changes", "?"),  # there was a data batch or marker, not only empty control batches
         ("has_data", "?"),
         ("epoch_changed", "?"),  # two data batches or markers differ in epoch
@@ -44,8 +44,8 @@ PRODUCER_SUMMARY: Final = np.dtype(
 MARKER: Final = np.dtype(
     [
         ("producer_id", "i8"),
-        ("first_offset", "i8"),  # of the transaction, from this run alone; -1: closes one only if it was open before
-        ("last_offset", "i8"),  # of the marker
+        ("first_offset", "i8"),  # start of the transaction in this run; -1: closes one only if it was open before
+        ("last_offset", "i8"),  # last offset of the marker
         ("last_stable_offset", "i8"),  # first offset of the oldest other open transaction, else marker + 1
         ("aborted", "?"),
     ],

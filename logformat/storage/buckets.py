@@ -48,8 +48,8 @@ class Bucket:
     scheme: str  # s3, az, gs
     name: str
     endpoint: str = ""  # URL of the server, for Azure with the account; empty: the cloud's own
-    account: str = ""  # of Azure
-    region: str = ""  # of S3
+    account: str = ""  # storage account in Azure
+    region: str = ""  # region in S3
     is_virtual: bool = False  # S3: the bucket is part of the host's name, even at an endpoint
     profile: str = ""  # S3: whose credentials count; empty: those of the environment or the machine
     certificates: str = ""  # S3: a file of certificates to trust; empty: the system's

@@ -119,7 +119,7 @@ class _Paid:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stream.__exit__(*error)  # which gives up an upload to a bucket after an error
+        self._stream.__exit__(*error)  # after an error this aborts an upload to a bucket
 
 
 Listener = Callable[[int], None]  # called with the number of bytes since its last call

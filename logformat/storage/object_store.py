@@ -4,7 +4,7 @@ Paths begin with the bucket's name, as pyarrow's do. A bucket has no folders: on
 begins with its name and a slash.
 
 Each request ends: one to a server that cannot be reached within 10 seconds, one to a server that falls silent within
-13 (while a part of a file is sent, within a minute). What may pass is tried again for 7 seconds.
+13 (while a part of a file is sent, within a minute). Temporary errors are retried for 7 seconds.
 
 Errors: FileNotFoundError and PermissionError for one object, AccessError for a bucket that cannot be used for any, and
 OSError (errno EIO) for any other answer to a request that reads.
@@ -39,12 +39,12 @@ _SENT_SECONDS: Final = 60  # to send a part of a file, until the answer: four at
 _RETRY_SECONDS: Final = 7  # no attempt begins later
 _RETRIES: Final = 30  # more than fit into that time
 _PAUSE: Final = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2}
-_PART_BYTES: Final = 5 << 20  # of an upload, the least that S3 takes; as many are on their way at once as _AHEAD
+_PART_BYTES: Final = 5 << 20  # size of the parts of an upload, S3's minimum; _AHEAD of them are sent at a time
 _AHEAD: Final = 4  # parts to fetch ahead of the reader
 _LEAST_AHEAD: Final = 1 << 20  # bytes: fetching a smaller range ahead saves almost no time
 _MOST_AHEAD: Final = 64 << 20  # bytes of a file: one large batch makes all parts behind it as large
-_THREADS: Final = 64  # of a process that wait for servers at the same time
-_FAILURES: Final = (BaseError, OSError)  # of obstore
+_THREADS: Final = 64  # threads in a process that wait for servers at the same time
+_FAILURES: Final = (BaseError, OSError)  # errors that obstore raises
 # Requests of which a 404 is confirmed by a listing; counts as it is; is the fault of the bucket, as any other answer
 _READ, _PLAIN, _WRITE = "read", "plain", "write"
 
@@ -56,7 +56,7 @@ class ObjectStore:
         self.bucket = bucket
 
     def __reduce__(self) -> tuple[Callable[[str], ObjectStore], tuple[str]]:
-        """Pickle the URI alone: Spark keeps closures in files, and they would hold the secret key."""
+        """Pickle only the URI: Spark writes closures to files, which must not contain the secret key."""
         return _store_for_uri, (self.bucket.uri,)
 
     @property
@@ -157,7 +157,7 @@ class ObjectStore:
         with self._typed(key):
             try:
                 below = bool(next(iter(obstore.list(self._store, key or None)), []))
-            except InvalidPathError:  # of a key below that no path can have; the listing of its own folder names it
+            except InvalidPathError:  # a key below that no path can have; the listing of its own folder names it
                 below = True
         is_folder = below or not key
         return pafs.FileInfo(path, pafs.FileType.Directory if is_folder else pafs.FileType.NotFound)
@@ -418,7 +418,7 @@ def _opened(bucket: Bucket, silent_seconds: int, process: int) -> Any:
     client: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
         "read_timeout": timedelta(seconds=silent_seconds),
-        "timeout": timedelta(hours=1),  # of a request with its answer, however slow
+        "timeout": timedelta(hours=1),  # limit for a request with its answer, however slow
         "allow_http": bucket.allows_http,
     }
     try:

@@ -76,7 +76,7 @@ def open_regular(filesystem: Any, path: str, shown: str = "") -> Iterator[Any]:
 
 
 def will_read(file: Any, wanted: Iterable[tuple[int, int]]) -> None:
-    """Tell an open file of any kind which (position, bytes) will be read next; on a disk they are there soon enough."""
+    """Announce the next reads, (position, bytes), to a file of a bucket; for files on a disk do nothing."""
     if (tell := getattr(file, "will_read", None)) is not None:
         tell(wanted)
 

@@ -8,7 +8,7 @@ by leader epochs: at each offset the epoch counts that the newest leader has the
 2. A copy counts up to the first offset where its own epochs differ from the lineage. Records behind that were lost
    by the cluster, not here. Two copies that end in the same epoch and disagree about earlier ones cannot be decided.
 3. From the first offset on, the oldest copy that holds the offset is taken up to its end: the one with the lowest last
-   epoch. What follows comes from the oldest copy that holds the next offset, and so on; copies that lack objects come
+   epoch. Later offsets come from the oldest copy that has the next offset, and so on; copies that lack objects come
    last. So the files of a segment do not change when a new leader uploads, as in a log directory, and a later run can
    continue. Offsets that no copy holds are a gap, which the listing's readers find as in any log.
 4. Where a copy continues another one in its middle, both must hold the same batch before that: the same header, which
@@ -71,7 +71,7 @@ class CopyRange:
     extent: CopyExtent
     begin: int  # first offset that is taken from it
     stop: int  # first offset that is not any more
-    position: int  # of `begin` in its log
+    position: int  # position of `begin` in its log
     size: int  # bytes of its log that count
 
     @property
@@ -135,7 +135,7 @@ def _extent(contents: Contents) -> CopyExtent:
 
 
 def _with_epochs(extents: Sequence[CopyExtent]) -> list[CopyExtent]:
-    """Give copies that came without leader epochs those of their batches, where they overlap others."""
+    """Add leader epochs to copies that have none and overlap others. The epochs are those of their batches."""
     by_start = sorted(extents, key=lambda e: e.start)
     overlapping = {id(e) for one, next_ in pairwise(by_start) if next_.start <= one.last for e in (one, next_)}
     is_bare = [id(e) in overlapping and e.contents.copy.layout == "pinterest" for e in extents]
@@ -153,8 +153,8 @@ def _epochs(contents: Contents) -> tuple[tuple[int, int], ...]:
 
 
 def _lineage(leaders: Sequence[CopyExtent]) -> CopyExtent:
-    """Return the copy of the newest leader, `leaders[0]`. If its epochs are those of its batches alone, they go on
-    below its first offset with those of the next leader that has lower ones, and so on.
+    """Return the copy of the newest leader, `leaders[0]`. If its epochs come from its batches alone, epochs below its
+    first offset come from the next leader with lower ones, and so on.
     """
     newest = leaders[0]
     if newest.contents.copy.layout != "pinterest":

@@ -42,12 +42,12 @@ _INDEXES: Final = {
     names.SNAPSHOT: "producerSnapshot", EPOCHS: "leaderEpoch",
 }  # fmt: skip
 _ZSTD: Final = pa.Codec("zstd")
-_MOST_CHUNKS: Final = 1 << 22  # of 512 bytes in a log of 2 GiB
+_MOST_CHUNKS: Final = 1 << 22  # maximum of chunks of 512 bytes in a log of 2 GiB
 _MOST_CHUNK_BYTES: Final = 1 << 30
 
 
 class Contents:
-    """Sizes of the files of one copy, and their bytes on demand. `filesystem` is the one that holds its objects."""
+    """Sizes of the files of one copy, and their bytes on demand. filesystem: has the objects of the copy."""
 
     def __init__(self, filesystem: Any, copy: UploadedCopy) -> None:
         self.filesystem, self.copy = filesystem, copy
@@ -97,7 +97,7 @@ class Manifest:
 
     size: int  # bytes of the log
     chunk_size: int  # bytes of the log in each chunk but the last
-    ends: NDArray[np.int64]  # of the stored chunks in their object
+    ends: NDArray[np.int64]  # ends of the stored chunks in their object
     compressed: bool
     indexes: dict[str, tuple[int, int]]  # kind -> position and size in the object of side files
     end_offset: int | None  # the log's last offset; None in manifests of old versions

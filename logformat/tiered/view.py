@@ -59,7 +59,7 @@ class _Shown:
     contents: Contents | None = None
     kind: str = ""
     content: bytes = b""
-    position: int = 0  # of its first byte in the copy's file
+    position: int = 0  # position of its first byte in the copy's file
 
 
 class _Folder:
@@ -300,7 +300,7 @@ def _strays(folder: str, partition: RemotePartition, copies: Iterable[Contents])
         name = names.segment_file(contents.copy.start, names.LOG)
         try:
             log = _shown_log(contents)
-        except LogFormatError:  # of its manifest: raised again when the file is opened
+        except LogFormatError:  # error of its manifest: raised again when the file is opened
             log = _Shown(contents.copy.objects[names.LOG].size, 0, contents, names.LOG)
         yield _file_info(f"{path}/{name}", log)
 

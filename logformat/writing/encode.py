@@ -42,15 +42,15 @@ class BatchOptions:
     codec: str = "none"
     producer_id: int = NO_PRODUCER
     producer_epoch: int = -1
-    base_sequence: int = -1  # of the first batch; the others follow by their offsets
+    base_sequence: int = -1  # base sequence of the first batch; the others follow by their offsets
     transactional: bool = False
     control: bool = False
     leader_epoch: int = 0
     append_time_ms: int | None = None  # LogAppendTime: the time of all records; their own are stored but never read
     delete_horizon_ms: int | None = None
-    base_offset: int | None = None  # of the first batch; None: that of its first record
-    last_offset: int | None = None  # of the last batch; None: that of its last record
-    max_timestamp: int = NO_TIMESTAMP  # of a batch without records
+    base_offset: int | None = None  # base offset of the first batch; None: that of its first record
+    last_offset: int | None = None  # last offset of the last batch; None: that of its last record
+    max_timestamp: int = NO_TIMESTAMP  # timestamp of a batch without records
     max_batch_bytes: int = MAX_SEGMENT_BYTES  # before compression, header included
     max_batch_records: int = 2**31 - 1
 

@@ -41,10 +41,10 @@ class RecordColumns(NamedTuple):
 class BatchLimits(NamedTuple):
     """Limits of batches, and what their headers fix."""
 
-    first_base_offset: int  # of the first batch; the others begin at their first record
+    first_base_offset: int  # base offset of the first batch; the others begin at their first record
     fixed_base_timestamp: bool  # deltas count from base_timestamp, not from the batch's first record
     base_timestamp: int
-    max_bytes: int  # of a batch before compression, header included
+    max_bytes: int  # maximum size of a batch before compression, header included
     max_records: int
 
 

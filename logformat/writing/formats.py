@@ -43,7 +43,7 @@ _MOST_BYTES: Final = 2**31 - 1 - 128  # limit for a batch of magic 2
 class Converted:
     """Consecutive batches in another format."""
 
-    data: NDArray[np.uint8]  # all batches, those that stay as they are too
+    data: NDArray[np.uint8]  # all batches, copied ones too
     sizes: NDArray[np.int64]  # int64[n], of each
     changed: NDArray[np.bool_]  # bool[n], which have another format now
     first: int  # row of the first one among the caller's batches
@@ -85,7 +85,7 @@ class Converter:
         return Converted(out, sizes, which, run.first)
 
     def _read_again(self, run: Run, data: NDArray[np.uint8], which: NDArray[np.bool_], path: str) -> None:
-        """Raise LogFormatError kind "readback" unless the batches in `which`, as written, hold what they held."""
+        """Raise LogFormatError kind "readback" unless the written batches of `which` are equal to the originals."""
         before = run.batches[which]
         rows = np.empty(len(before), BATCH)
         walk.walk_batches(data, len(data), 0, -1, NO_END, walk.CHECK_ALL, rows)
@@ -109,7 +109,7 @@ def may_be_v3(raw: NDArray[np.uint8], raw_position: int, batches: NDArray[np.voi
 def to_v3(run: Run, which: NDArray[np.bool_], max_batch_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the batches of `which` (bool[n]) in magic 3, one after the other, and int64[n], the size of each.
 
-    Takes those out of `which` that stay as they are: with a number in a longer form than needed, or too large for a
+    Clears `which` for batches that are copied: those with a varint longer than necessary, and those too large for a
     reader with this limit.
     """
     batches = run.batches

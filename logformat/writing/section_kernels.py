@@ -19,8 +19,8 @@ MEASURED = np.dtype(
         ("key_lengths", "i8"),
         ("value_lengths", "i8"),
         ("header_sizes", "i8"),
-        ("headers", "i8"),  # of the first section
-        ("payloads", "i8"),  # of the second one
+        ("headers", "i8"),  # size of the first section
+        ("payloads", "i8"),  # size of the second section
         ("attributes", "?"),  # some record has any
     ],
     align=True,

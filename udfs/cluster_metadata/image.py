@@ -25,7 +25,7 @@ class Image:
     brokers: set[str] = field(default_factory=set)  # ids of all that are registered, running or not
     configs: dict[tuple[int, str], dict[str, str]] = field(default_factory=dict)  # (type, name) -> setting -> value
     names: dict[str, str] = field(default_factory=dict)  # id of each topic -> name
-    _pending: list[MetadataChange] | None = None  # of the transaction that is open
+    _pending: list[MetadataChange] | None = None  # changes of the open transaction
 
     def apply(self, path: str, changes: Iterable[MetadataChange]) -> None:
         """Take the records of a file in, in the log's order. Raise LogFormatError for one that contradicts those

@@ -64,7 +64,7 @@ class Metadata:
 
     image: Image = field(default_factory=Image)
     end_offset: int = -1  # first offset that is not in it; -1: not known
-    time_ms: int = -1  # of the last record
+    time_ms: int = -1  # time of the last record
     notes: list[str] = field(default_factory=list)
 
 

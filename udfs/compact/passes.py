@@ -164,8 +164,8 @@ class Cleaned:
     segments: list[Segment]  # in order
     keys: PendingKeys | None = None  # keys of the new records
     schedule: tuple[ScheduledSegment, ...] = ()
-    bytes_read: int = 0  # of filters and key files, and of segments that an erasure searched in vain
-    bytes_written: int = 0  # of key files
+    bytes_read: int = 0  # bytes read from filters, key files, and segments that an erasure searched in vain
+    bytes_written: int = 0  # bytes written to key files
 
 
 def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer, clock: Clock) -> Cleaned:
@@ -372,7 +372,7 @@ def remove_records(
         stack, before = PieceStack(plan.run.limits.task_memory_bytes // 4), tally[counter]
         for piece, chunk in clean_backwards(of, source, rules, stack.room):
             stack.push(number, piece, chunk)
-        theirs = not plan.is_ours(source.segment)  # none of the archive's may come before one of ours
+        theirs = not plan.is_ours(source.segment)  # archive segments must not precede segments of the store
         if (written and (theirs or erasing is None)) or tally[counter] > before:
             group = analysis.group(range(number, number + 1))
             segments = write_group(plan, analysis, group, stack, buffer)
@@ -396,7 +396,7 @@ def _is_already_applied(plan: PartitionPlan, analysis: Analysis) -> bool:
     log end.
     """
     erasing, until = plan.policy.erasing, plan.input.generation.next_offset
-    if erasing is None or until is None:  # the archive alone, which holds none of the keys
+    if erasing is None or until is None:  # a run of the archive alone, which has none of the keys
         return True
     return erasing.already_applied and analysis.log_end_offset == until
 

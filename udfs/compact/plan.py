@@ -23,7 +23,7 @@ Gaps = Literal["fail", "accept"]
 Schedule = Literal["full", "yield"]
 CompressionType = Literal["producer", "none", "gzip", "snappy", "lz4", "zstd"]
 
-MOST_RANGES: Final = 1_000  # of erased offsets that a run names, of each partition; it counts all
+MOST_RANGES: Final = 1_000  # maximum of erased ranges that a run names for each partition; it counts all
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Limits:
     chunk_bytes: int = 8 << 20
     task_memory_bytes: int = 1 << 30
     split_bytes: int = 4 << 30
-    split_by: SplitBy = "auto"  # whether several tasks of Spark share a partition; auto: if that costs less
+    split_by: SplitBy = "auto"  # share a partition among tasks of Spark; auto: if that costs less
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Gap:
 class Erasing:
     """Keys whose records go, as digests in files of the store (`udfs.erased_keys`); nothing else goes then."""
 
-    secret: tuple[int, int] = field(repr=False)  # of the digests, from a key that the user holds
+    secret: tuple[int, int] = field(repr=False)  # secret of the digests, from a key that the user holds
     files: tuple[tuple[str, int], ...]  # (path below the store, offset below which its keys go)
     digests: bytes = field(default=b"", repr=False)  # for all offsets: of an erasure that a dry run does not write
     already_applied: bool = False  # the last generation covers this erasure: write a new one only if records go
@@ -121,7 +121,7 @@ class LastGeneration:
     last_batch: LastBatch = LastBatch()
     gaps: tuple[Gap, ...] = ()  # offsets that it lacks
     epochs: SideFile | None = None  # its leader-epoch-checkpoint
-    expired_until: int = 0  # where it begins because of retention; 0: no retention so far
+    expired_until: int = 0  # start after retention; 0: no retention so far
     cleaner_checkpoint: int | None = None  # offset below which all is clean as a broker means it (udfs.segments)
 
 
@@ -177,17 +177,17 @@ class RunContext:
     limits: Limits
     secret: tuple[int, int] = field(repr=False)  # key of the key hash
     secret_ms: int = 0  # --now of the run that drew the secret
-    folder: str = ""  # of the new generation, relative to the store
+    folder: str = ""  # folder of the new generation, relative to the store
     sealed: bool = False
     force: bool = False
     dry_run: bool = False
-    max_log_bytes: int = MAX_SEGMENT_BYTES  # of a .log that is written: what it has no room for begins another segment
+    max_log_bytes: int = MAX_SEGMENT_BYTES  # maximum size of a .log; larger output begins another segment
 
 
 class Extent(Enum):
     """Part of a log that a pass cleans. The plan says what to try first; the pass itself may need more."""
 
-    PARTIAL = 1  # what is new, and the older segments that pay
+    PARTIAL = 1  # new segments, and older ones with enough yield
     WHOLE = 2  # everything, if enough of it is dirty
     FORCED = 3  # everything, from the log start on
 
@@ -286,7 +286,7 @@ class PartitionPlan:
 class ScheduledSegment:
     """Older segment in a run by yield, and what becomes of it."""
 
-    number: int  # of the source
+    number: int  # number of the source
     base_offset: int
     size_bytes: int
     records: int
@@ -302,8 +302,8 @@ Status = Literal["cleaned", "not_due", "uncleanable", "stopped"]
 class CleanedLog:
     """The log of a partition as a run leaves it; of a dry run, as a run would."""
 
-    folder: str = ""  # of the new generation; "": none was made
-    first_dirty_offset: int = 0  # of the new generation
+    folder: str = ""  # folder of the new generation; "": none was made
+    first_dirty_offset: int = 0  # first dirty offset of the new generation
     log_start_offset: int = 0
     next_offset: int = 0
     last_batch: LastBatch = LastBatch()
@@ -314,7 +314,7 @@ class CleanedLog:
     compacted: bool = True  # False: retention alone removed segments, or the run erased
     erases: bool = False  # records of erased keys went, and nothing else
     expired: tuple[Expired, ...] = ()  # whole segments that retention removed
-    archived_files: tuple[ReadFile, ...] = ()  # of the archive, as far as this run has read whole ones
+    archived_files: tuple[ReadFile, ...] = ()  # files of the archive that this run has read as a whole
 
 
 @dataclass(frozen=True)

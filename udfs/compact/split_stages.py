@@ -137,7 +137,7 @@ class LargePartition:
 class TaskReport:
     """Counts and bounds that a task tells beside its rows."""
 
-    counts: Mapping[str, int]  # of `io_counts`
+    counts: Mapping[str, int]  # counts by `io_counts`
     peak_memory_bytes: int
     highest: int = NO_VERSION  # version of a record
     n_keys: int = 0
@@ -150,7 +150,7 @@ class RewrittenGroup:
     group: int
     segments: list[Segment]
     tally: Tally
-    reports: tuple[TaskReport, ...]  # of the tasks that worked for it
+    reports: tuple[TaskReport, ...]  # reports of the tasks that worked for it
 
 
 def buckets_for(n_records: int, cores: int) -> tuple[int, int]:

@@ -60,7 +60,7 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
             return _pieces(partition, opened, asked)
     except OutOfRangeError:
         raise
-    except Exception as found:  # of any kind: the problem names the partition
+    except Exception as found:  # any error: the problem names the partition
         error = stopped(found, partition.name)
         if not asked.quarantine:
             raise error from error.__cause__

@@ -59,7 +59,7 @@ def read_index(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
             if piece.problem is not None:
                 raise piece.problem.as_error()
             columns, n = _entries(piece)
-        except Exception as found:  # of any kind: the problem names the file
+        except Exception as found:  # any error: the problem names the file
             error = stopped(found, piece.shown)
             if not spec.quarantine:
                 raise error from error.__cause__

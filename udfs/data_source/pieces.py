@@ -81,12 +81,12 @@ class Piece:
     partition: int | None
     root: str = ""
     path: str = ""
-    base_offset: int = 0  # of the segment
+    base_offset: int = 0  # base offset of the segment
     start: int = 0  # bytes [start, end) of the file; start is a batch border
     end: int = 0
     start_offset: int = 0  # records in [start_offset, end_offset)
     end_offset: int = NO_END
-    next_base_offset: int | None = None  # of the segment behind it; None: the last one
+    next_base_offset: int | None = None  # next base offset of the segment behind it; None: the last one
     torn_tail: bool = False  # the file may end inside a batch: it is the end of a log that was being written
     index: tuple[str, str] | None = None  # URI and path, to go on behind bytes that are no batches
     later: tuple[ListedLog, ...] = ()  # its segment and the next ones, in which markers are looked for
@@ -157,10 +157,10 @@ class ReadSpec:
     schema: Any  # pa.Schema: exactly what Spark expects
     wanted: Wanted = field(default_factory=Wanted)
     quarantine: bool = False  # a bad batch is a row in `problem`; else it raises
-    max_rows: int | None = None  # of one Arrow batch; None: as logformat.batches.columns has it
+    max_rows: int | None = None  # maximum of rows in an Arrow batch; None: as logformat.batches.columns has it
     max_batch_bytes: int = MAX_BATCH_BYTES  # a batch that is, or decompresses to, more is damage
     logs_behind: Callable[[ListedLog], Iterable[ListedLog]] | None = None  # lists later logs, if a piece has not all
-    secret: tuple[int, int] | None = None  # of the hashes of keys in spans; None: not hashed
+    secret: tuple[int, int] | None = None  # secret of the hashes of keys in spans; None: not hashed
 
 
 Task = tuple[Piece, ...]

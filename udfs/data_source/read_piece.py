@@ -103,7 +103,7 @@ def read_piece(piece: Piece, spec: ReadSpec, gaps: Gaps, reader: LogReader, stre
             else:
                 _check_tail(log, piece, reader.tail)
             break
-        except Exception as found_error:  # of any kind: the problem names the file
+        except Exception as found_error:  # any error: the problem names the file
             error = stopped(found_error, piece.shown)
             if not spec.quarantine:
                 raise error from error.__cause__

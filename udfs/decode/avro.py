@@ -145,7 +145,7 @@ class AvroSchema:
     """A parsed schema: `whole` as it is; `bare` for fastavro, which then returns stored values."""
 
     whole: Any
-    names: dict[str, Any]  # of `whole`: avro_values.definitions
+    names: dict[str, Any]  # names in `whole`: avro_values.definitions
     bare: Any
     convert: Convert | None  # makes a value of what fastavro reads
     stored: Any  # Arrow type of values

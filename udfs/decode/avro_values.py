@@ -147,7 +147,7 @@ def _union(union: list[Any], names: Names) -> Convert:
         return _plain(union, kinds, converts)
     # by name, or by Python type: member and convert
     branches: dict[str | type, tuple[str, Convert | None]] = {}
-    both: dict[type, str] = {}  # of members that have the same type
+    both: dict[type, str] = {}  # members that have the same type
     for one, kind, convert in zip(whole, kinds, converts, strict=True):
         if kind == "null":
             continue
@@ -209,8 +209,8 @@ def _decimal(schema: Any) -> Convert:
 
 
 def refusal(writer: Any, reader: Any, written: Names, read: Names, path: str = "") -> str | None:
-    """Return why values of `writer` are not read as `reader`, because fastavro would give others; None: it gives the
-    right ones, or fails itself.
+    """Return the reason to refuse `reader` for values of `writer`: fastavro would return wrong values. None: fastavro
+    returns the right values, or raises an error itself.
 
     writer, reader: parsed schemas; written, read: their `definitions`; path: of the part, in the reader's names.
     """

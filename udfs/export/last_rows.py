@@ -45,7 +45,7 @@ class LastRowsTask:
     partition: SourcePartition
     asked: Range
     root: str  # URI of the output
-    path: str  # of the file, below it
+    path: str  # path of the file, below it
     decoders: Mapping[str, str | None]
     max_batch_bytes: int
     memory_bytes: int

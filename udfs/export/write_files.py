@@ -60,7 +60,7 @@ class ExportTask:
     """Pieces of the logs of one topic that become one file."""
 
     topic: str
-    number: int  # of the file among those of its topic
+    number: int  # number of the file among those of its topic
     pieces: Task
     max_batch_bytes: int
 

@@ -66,7 +66,7 @@ class LogSearch:
                     )
                     self._unread(file, Problem.of(error), tail.position, file.size, findings)
                 return
-            except Exception as found_error:  # of whatever kind: the problem names the file
+            except Exception as found_error:  # any error: the problem names the file
                 error = stopped(found_error, file.shown)
             if error.kind == "offsets" and previous >= 0:  # order is nothing to us: read the same batch again without
                 previous = -1
@@ -123,7 +123,7 @@ class LogSearch:
             with opened(cached_root(file.root), file.path) as log:
                 search_bytes(self.keys, make_reader(log, file.shown), start, end, findings)
         except LogFormatError as error:
-            if error.kind not in ("unreadable", "changed"):  # which the problem says already
+            if error.kind not in ("unreadable", "changed"):  # the problem itself names those
                 raise
 
 

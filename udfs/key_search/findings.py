@@ -14,9 +14,9 @@ from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.udfs.problem import Problem
 
 FOUND: Final = "found"  # the key is there, to the last byte; of a hash: the hash is
-MAY: Final = "may"  # a filter takes it, or its bytes stand there, perhaps as part of something else
+MAY: Final = "may"  # a filter reports it, or a file contains its bytes, perhaps as part of other data
 
-# How a file is searched
+# Ways to search a file
 Kind = Literal["log", "key_file", "filter", "table", "bytes"]
 
 
@@ -31,18 +31,18 @@ class SearchFile:
     kind: Kind
     topic: str | None = None
     partition: int | None = None
-    generation: int | None = None  # of a store: of the run that wrote it
+    generation: int | None = None  # in a store: generation of the run that wrote it
     run_id: str | None = None
     state: str = (
-        ""  # of a store: current, older, dead (of a run that no checkpoint names), unknown; else a suffix or mark
+        ""  # in a store: current, older, dead (of a run that no checkpoint names), unknown; else a suffix or mark
     )
-    base_offset: int = 0  # of a log, by its name
-    index: str | None = None  # of a log: path of its offset index, to go on behind bytes that are no batches
-    max_batch_bytes: int = MAX_BATCH_BYTES  # of a log
-    secret: str | None = None  # of hashes: path of the file with the secret that made them; None: it is lost
+    base_offset: int = 0  # base offset of a log, by its name
+    index: str | None = None  # path of a log's offset index, to continue behind bytes that are no batches
+    max_batch_bytes: int = MAX_BATCH_BYTES  # maximum size of a batch in a log
+    secret: str | None = None  # path of the file with the secret of the hashes; None: it is lost
     of_audits: bool = False  # a table of audits: keys stand in its column `key` alone
     may_hide: bool = False  # a table whose keys may be keyed hashes of keys
-    checksum: tuple[int, int] | None = None  # of a key file: number of keys, CRC-32C, as a manifest says
+    checksum: tuple[int, int] | None = None  # for a key file: number of keys and CRC-32C, by the manifest
 
     @property
     def shown(self) -> str:
@@ -78,14 +78,14 @@ class NotRead:
 
     file: int  # its number in the task
     problem: Problem
-    stretch: str = ""  # which bytes
+    stretch: str = ""  # range of bytes
 
 
 @dataclass
 class Found:
     """Findings of one task, packed as they come: a finding takes a few bytes."""
 
-    n_keys: int  # of the set
+    n_keys: int  # number of keys of the set
     problems: list[NotRead] = field(default_factory=list)
     _file: int = 0  # number of the file that is searched
     _seen: np.ndarray = field(init=False)  # bool[n_keys]: found in that file

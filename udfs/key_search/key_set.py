@@ -2,9 +2,9 @@
 bytes anywhere.
 
 A record's key is compared in two steps. Its SipHash, which the decoder makes on its way, probes a filter of
-the wanted keys, which lets one other key in about 1,000 pass. Of what passes, the hash is looked up, and then the key
-itself is compared byte by byte. The cost of a record hardly depends on the number of wanted keys, and what is found is
-equal to the last byte.
+the wanted keys, which lets one other key in about 1,000 pass. The hashes of these are looked up, and then the keys
+themselves are compared byte by byte. The cost of a record hardly depends on the number of wanted keys, and reported
+keys are equal to the last byte.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from lastkey.udfs.yields.key_filter import build_filter, holds
 
 MOST_KEYS_BYTES: Final = 1 << 30  # limit for all keys together; Arrow's offsets end at 2^31
 LEAST_TEXT_KEY: Final = 4  # bytes; a shorter key occurs in any file by chance
-_BASE: Final = np.uint64(0x5851F42D4C957F2D)  # of the rolling hash; any odd number, as what it finds is compared
-_BITS_A_KEY: Final = 64  # of the table before it: one position in 64 is looked up in vain
+_BASE: Final = np.uint64(0x5851F42D4C957F2D)  # base of the rolling hash; any odd number, as what it finds is compared
+_BITS_A_KEY: Final = 64  # bits for each key in the filter before the table: one position in 64 is looked up in vain
 
 
 @dataclass(frozen=True)
 class KeySet:
-    """Distinct keys, and the secret of their hashes. Everything else is derived where it is used."""
+    """Distinct keys, and the secret of their hashes. Other forms of the keys are computed on use."""
 
     keys: Any  # pa.BinaryArray
     secret: tuple[int, int]

@@ -50,7 +50,7 @@ class IndexSizes:
     segments: int = 0
     log_bytes: int = 0
     batches: int = 0
-    now_bytes: int = 0  # of the .index and .timeindex files that are there
+    now_bytes: int = 0  # size of the .index and .timeindex files that exist
     interval_bytes: int = 0
     batch_bytes: int = 0
     minute_bytes: int = 0

@@ -103,7 +103,7 @@ def _loaded(
 ) -> tuple[ProducerState, int]:
     """Return the producers at the base of a segment, and the segment's number.
 
-    Snapshots above the high watermark do not count: they do not say which transactions ended below it.
+    Snapshots above the high watermark are ignored: they do not show which transactions ended below it.
     """
     bases = {segment.base_offset: number for number, segment in enumerate(segments)}
     for offset, root, path in reversed(snapshots):

@@ -37,15 +37,15 @@ TIME_INDEX_ROWS: Final = pa.schema(
         pa.field("partition", pa.int32()),
         pa.field("segment_base_offset", pa.int64()),
         pa.field("minute", _MOMENT),  # its start; null: no data, or microseconds cannot hold it
-        pa.field("first_offset", pa.int64()),  # of the segment's records in that minute
+        pa.field("first_offset", pa.int64()),  # first offset of the segment's records in that minute
         pa.field("timestamps", pa.string()),  # LOG_APPEND_TIME or CREATE_TIME: how the row was found
-        pa.field("path", pa.string()),  # of the .log, relative to the archive
-        pa.field("size_bytes", pa.int64()),  # of the .log when it was read
+        pa.field("path", pa.string()),  # path of the .log, relative to the archive
+        pa.field("size_bytes", pa.int64()),  # size of the .log when it was read
         pa.field("mtime_ms", pa.int64()),
         pa.field("problem", pa.string()),  # why the rows end early; null: nothing is wrong
     ]
 )
-_MINUTES: Final = (2**63 - 1) // (MINUTE_MS * 1000)  # those that microseconds in 64 bits can hold
+_MINUTES: Final = (2**63 - 1) // (MINUTE_MS * 1000)  # range of microseconds in 64 bits
 _SLOTS: Final = 1 << 10  # enough for the minutes of 8 hours; grows for more
 
 

@@ -26,17 +26,17 @@ from lastkey.udfs.storage import cached_place
 
 SPECIAL_TIMES: Final = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
 
-Partition = PartitionLog  # what Python programs get: the jobs know it by this name
+Partition = PartitionLog  # public class under the name that the jobs use
 _HINT_IN_PYTHON: Final = 'bring the missing file back; or gaps="accept" if it is known to be lost'
 
 ANSWER: Final = pa.schema(
     [
         pa.field("status", pa.string()),  # found, none, end, out_of_range, no_query, no_partition, or a kind of problem
         pa.field("answer_offset", pa.int64()),  # by time: of the record; by offset: the one asked for
-        pa.field("answer_timestamp", pa.int64()),  # of the record, ms; by time only
+        pa.field("answer_timestamp", pa.int64()),  # timestamp of the record, ms; by time only
         pa.field("leader_epoch", pa.int32()),  # by time only
         pa.field("segment", pa.string()),  # name of the .log
-        pa.field("position", pa.int64()),  # of the batch in it
+        pa.field("position", pa.int64()),  # position of the batch in it
         pa.field("batch_size", pa.int64()),
         pa.field("batch_base_offset", pa.int64()),
         pa.field("batch_last_offset", pa.int64()),
@@ -132,7 +132,7 @@ def _looked_up(plan: LookupPlan, queries: Queries) -> Lookup:
 
 
 class Passed:
-    """Offsets that searches skipped on the way to answers: a gap there might have held another one. Each is judged
+    """Ranges of offsets that searches skipped: a gap in one may have contained a better answer. Each range is judged
     once.
     """
 

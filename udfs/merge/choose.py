@@ -36,7 +36,14 @@ from lastkey.udfs.merge.lineage import Chain
 from lastkey.udfs.merge.survey import epoch_runs
 
 CANDIDATE: Final = np.dtype([("batch", BATCH), ("copy", "i4"), ("stream", "i4"), ("row", "i8"), ("epoch_fits", "?")])
-_BODY: Final = ("crc", "size", "records_count", "producer_id", "base_sequence", "max_timestamp")  # of equal batches
+_BODY: Final = (
+    "crc",
+    "size",
+    "records_count",
+    "producer_id",
+    "base_sequence",
+    "max_timestamp",
+)  # equal in the same batch
 _EQUAL: Final = ("base_offset", "last_offset", "crc", "size", "records_count", "partition_leader_epoch")
 _SAME: Final = ("producer_id", "producer_epoch", "base_sequence")  # a cleaner changes none of these
 _KEPT_BITS: Final = 0xFF & ~(CODEC_MASK | DELETE_HORIZON_MASK)
@@ -50,7 +57,7 @@ class Stream:
     copy: int  # its number
     rows: np.ndarray  # BATCH[n]
     until: int = NO_END  # batches from here on are not in the winning lineage
-    lacks: tuple[tuple[int, int], ...] = ()  # of the copy: offsets first..until-1 each
+    lacks: tuple[tuple[int, int], ...] = ()  # offsets first..until-1 that the copy lacks
 
     def lacks_offset(self, offset: int) -> bool:
         """Return whether damage, or a missing file, may have taken this offset from the copy."""
@@ -187,7 +194,7 @@ def _compare(rows: np.ndarray, heads: NDArray[np.int64], group: NDArray[np.int64
     alike = (batch["attributes"] & _KEPT_BITS) == (best["attributes"] & _KEPT_BITS)
     for name in _SAME:
         alike &= batch[name] == best[name]
-    emptied = (batch["records_count"] == 0) | (best["records_count"] == 0)  # of a marker: its type is gone
+    emptied = (batch["records_count"] == 0) | (best["records_count"] == 0)  # an emptied marker has lost its type
     alike &= emptied | (batch["control_type"] == best["control_type"])
     spans = batch["last_offset"] - batch["base_offset"] + 1
     thin = (batch["records_count"] < spans) & (best["records_count"] < spans)
@@ -250,7 +257,7 @@ def _without_displaced(rows: np.ndarray, streams: Sequence[Stream], found: Choic
     moved = same & (batch["base_offset"][order[1:]] != batch["base_offset"][order[:-1]])
     if not moved.any():
         return rows
-    number = np.concatenate([[0], np.cumsum(~same)])  # of the class of each row in `order`
+    number = np.concatenate([[0], np.cumsum(~same)])  # class of each row in `order`
     kept = np.ones(len(rows), np.bool_)
     borders = np.searchsorted(number, np.unique(number[1:][moved])[:_MOST_CLASSES])
     for start in borders.tolist():
@@ -261,7 +268,7 @@ def _without_displaced(rows: np.ndarray, streams: Sequence[Stream], found: Choic
     return rows[kept]
 
 
-_MOST_CLASSES: Final = 10_000  # of equal bytes at several offsets in one window
+_MOST_CLASSES: Final = 10_000  # maximum of classes with equal bytes at several offsets in one window
 
 
 def _displaced(rows: np.ndarray, members: NDArray[np.int64], streams: Sequence[Stream]) -> Iterator[int]:

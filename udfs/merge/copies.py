@@ -19,7 +19,7 @@ class LogCopy:
 
     name: str  # the archive, or the broker's folder
     root: str  # URI that `path` is below
-    path: str  # of the partition's folder
+    path: str  # path of the partition's folder
     segments: tuple[Segment, ...] = ()
     leader_epochs: tuple[EpochEntry, ...] | None = None
     topic_id: str | None = None
@@ -45,7 +45,7 @@ class MergeSettings:
     producer_id_expiration_ms: int = 86_400_000
     chunk_bytes: int = CHUNK_BYTES
     max_batch_bytes: int = MAX_BATCH_BYTES
-    window_batches: int = 1 << 14  # of each copy that are compared at a time
+    window_batches: int = 1 << 14  # batches of each copy that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class MergeTask:
     copies: tuple[LogCopy, ...]
     settings: MergeSettings
     output_uri: str = ""  # "": write nothing
-    folder: str = ""  # of the partition, below the output
+    folder: str = ""  # folder of the partition, below the output
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Lack:
     first: int
     until: int
     reason: Literal["damaged", "missing", "unreadable"]
-    problem: Problem | None = None  # where, in which file
+    problem: Problem | None = None  # place in a file of the copy
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class MergedPartition:
     partition: int
     copies: list[CopyFacts] = field(default_factory=list)
     ranges: list[TakenRange] = field(default_factory=list)
-    ranges_omitted: int = 0  # of the list: only MOST_RANGES are kept
+    ranges_omitted: int = 0  # ranges beyond MOST_RANGES
     gaps: list[tuple[int, int]] = field(default_factory=list)  # offsets first..until-1 that no copy holds
     leader_epochs: tuple[EpochEntry, ...] = ()
     log_start_offset: int = 0

@@ -31,7 +31,7 @@ from lastkey.logformat.batches.chunks import NO_END
 from lastkey.logformat.side_files.checkpoints import EpochEntry
 
 _PIECE: Final = 1 << 16  # batches that are looked at together
-_MOST_RUNS: Final = 4096  # of equal epochs that are compared with each other
+_MOST_RUNS: Final = 4096  # maximum of runs of equal epochs that are compared with each other
 _WRONG_SHARE: Final = 10  # a checkpoint that contradicts more than one in so many batches is not this log's
 
 

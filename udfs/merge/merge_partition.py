@@ -77,7 +77,7 @@ class _Decisions:
     lineage: Lineage
     streams: list[Stream]
     sources: list[StreamSource]
-    ranks: list[int]  # of each copy
+    ranks: list[int]  # rank of each copy
 
 
 def _merge(task: MergeTask, out: MergedPartition) -> None:

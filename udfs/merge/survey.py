@@ -58,7 +58,7 @@ class Rows:
         return np.memmap(self._file, BATCH, "r+", first * BATCH.itemsize, (self._n - first,))
 
     def close(self) -> None:
-        """Close the file. What was read stays mapped."""
+        """Close the file. Parts that were read remain mapped."""
         self._file.close()
 
     def cut(self, n: int) -> None:

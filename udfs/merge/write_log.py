@@ -33,7 +33,7 @@ class StreamSource:
     """Place of the batches of a stream: the segments of a copy, and the first row of each."""
 
     survey: Survey
-    first_rows: Sequence[int]  # of each segment, and the number of all rows
+    first_rows: Sequence[int]  # first row of each segment, and the number of all rows
 
 
 class LogWriter:
@@ -66,7 +66,7 @@ class LogWriter:
         batch = rows["batch"]
         place = np.searchsorted(self.bases, batch["base_offset"], "right")
         begins = np.zeros(len(rows), np.bool_)
-        ends = np.concatenate([[self._end], batch["last_offset"][:-1]])  # of the batch before
+        ends = np.concatenate([[self._end], batch["last_offset"][:-1]])  # end of the batch before
         for number, firsts in enumerate(self._firsts):
             mine = np.flatnonzero((rows["stream"] == number) & np.isin(rows["row"], firsts))
             own = [segment.base_offset for segment in self.sources[number].survey.copy.segments]

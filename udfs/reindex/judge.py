@@ -62,7 +62,7 @@ class SideBytes:
     """Bytes of a file, as far as they can be right."""
 
     path: str
-    size: int  # of the whole file
+    size: int  # size of the whole file
     head: bytes  # its first bytes, up to the limit
     only_zeros_behind: bool  # bytes behind `head` are zeros, or there are none
 
@@ -94,7 +94,7 @@ class IndexJudge:
         offsets = offset_index.read(_whole(offset_file, _OFFSET_SIZE), base_offset, "")
         times = time_index.read(_whole(time_file, _TIME_SIZE), base_offset, "")
         self._entries = EntryCheck(base_offset, offsets, times)
-        self._end = 0  # of the log so far, bytes
+        self._end = 0  # end of the log so far, bytes
 
     def feed(self, batches: NDArray[np.void], position: int, size: int) -> None:
         """Take the next batches, layout.BATCH[n]: bytes [position, position + size) of the log."""
@@ -132,12 +132,12 @@ def _whole(file: SideBytes | None, entry_size: int) -> bytes:
 class _Entries:
     """Entries of an index, and those of the one that is right."""
 
-    template: str  # of an entry as text
+    template: str  # format of an entry as text
     size: int  # bytes of one in the file
     found: NDArray[np.void]
     right: NDArray[np.void]
-    bad: NDArray[np.bool_]  # which of those that were found mislead
-    beyond: NDArray[np.bool_]  # which of them lie behind the log's end
+    bad: NDArray[np.bool_]  # found entries that mislead
+    beyond: NDArray[np.bool_]  # found entries behind the log's end
 
     def text(self, n: int, entries: NDArray[np.void]) -> str:
         return self.template.format(*(int(value) for value in entries[n])) if n < len(entries) else "no entry"

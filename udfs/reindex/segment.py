@@ -51,10 +51,12 @@ class ReindexTask:
     """Consecutive segments of one partition."""
 
     target: Target
-    folder: str  # of the partition
+    folder: str  # folder of the partition
     segments: tuple[Segment, ...]
     settings: ReindexSettings
-    next_base_offset: int | None = None  # of the segment behind them; None if missing, the last may end torn
+    next_base_offset: int | None = (
+        None  # base offset of the segment behind them; None: missing, and the last may end torn
+    )
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class SegmentOutcome:
     end_position: int = 0  # bytes that are batches
     torn_bytes: int = 0  # behind them
     n_batches: int = 0
-    first_offset: int = -1  # of the first batch; -1: empty
+    first_offset: int = -1  # offset of the first batch; -1: empty
     last_offset: int = -1
     dense: bool = True  # each batch begins where the one before it ends, and each marker has its record
     producers: ProducerSummary = field(default_factory=no_producers)  # markers: those that abort only

@@ -126,7 +126,7 @@ class SideFilesPlan:
     log_start_offset: int | None  # by the checkpoint beside it
     snapshots: Mapping[int, str]  # offset -> path
     txn_indexes: Mapping[int, str]  # base -> path
-    leader_epochs: tuple[EpochEntry, ...] | None  # as parsed; None if missing, or none that could be parsed
+    leader_epochs: tuple[EpochEntry, ...] | None  # as parsed; None: missing or not parsable
     leader_epochs_path: str | None
     producer_id_expiration_ms: int = 86_400_000
     ends_here: bool = True  # no segment is left out behind these (of a log that a broker holds)
@@ -190,8 +190,8 @@ class _Fold:
         self.log_start: int | None = None
         self.first_offset = 0  # the state was replayed from here on
         self.dense = True  # every offset from there on was in a batch
-        self.end_offset = 0  # of the segments so far
-        self.last_markers = np.empty(0, TXN_ROW)  # of each producer, in the segments so far
+        self.end_offset = 0  # end offset of the segments so far
+        self.last_markers = np.empty(0, TXN_ROW)  # last marker of each producer, in the segments so far
         self.expected: set[int] = set()  # offsets at which a snapshot is looked at
         self.log = ""
         self.headless = False  # the log's beginning is missing, and no snapshot knows its producers
@@ -376,7 +376,7 @@ class _Fold:
         bad = next((outcome.problem for outcome in outcomes if outcome.problem is not None), None)
         if bad is not None:
             self.done.files.append(impossible(place.path, place.kind, bad))
-        elif _is_headless(self.plan, outcomes[0].base_offset):  # the file would say that the log begins there
+        elif _is_headless(self.plan, outcomes[0].base_offset):  # the file would claim that the log begins there
             if epochs or path is not None:
                 self._report_headless()
             if path is not None:
@@ -389,8 +389,8 @@ class _Fold:
             self._settle(place, verdict, checkpoints.write_leader_epochs(epochs))
 
     def _cannot_be_read(self, place: SideFilePlace, error: LogFormatError) -> bool:
-        """Report an unreadable file and return True: it may be whole, and know more than a compacted log does, so
-        nothing replaces it. Return False for any other error.
+        """Report an unreadable file and return True: it may be intact and have more facts than a compacted log, so it
+        is not replaced. Return False for any other error.
         """
         if error.kind == "unreadable":
             said = (error.kind, error.position, -1, error.expected, error.found)

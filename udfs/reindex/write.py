@@ -43,20 +43,20 @@ class FileReport:
     path: str
     kind: str  # names.KINDS without the log, or names.LEADER_EPOCH_CHECKPOINT; "log", "folder" where that is at fault
     status: Status
-    reason: str = ""  # of judge_index.Verdict; of "impossible": the kind of problem
+    reason: str = ""  # reason in judge_index.Verdict; for "impossible": the kind of problem
     position: int = -1
     entry: int = -1
     expected: str = ""
     found: str = ""
-    bytes: int = 0  # of the rebuilt file
-    log: str = ""  # of "impossible": the .log at fault, in which `position` lies
+    bytes: int = 0  # size of the rebuilt file
+    log: str = ""  # for "impossible": the .log at fault, in which `position` lies
 
 
 @dataclass(frozen=True)
 class SideFilePlace:
     """Names of a side file, and of what lies beside it."""
 
-    folder: str  # of the partition, relative to the archive
+    folder: str  # folder of the partition, relative to the archive
     name: str  # as Kafka calls it: 00000000000000000042.index
     kind: str
     archived: str | None  # path of the file that is there, which may end in .swap

@@ -24,10 +24,10 @@ from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_NAMES, CODEC_NONE, CONTROL_MASK, Levels
 from lastkey.logformat.primitives.codec import Scratch, pack_bodies
 
-CODEC_COLUMNS: Final = CODEC_NAMES  # of tables of estimates
+CODEC_COLUMNS: Final = CODEC_NAMES  # columns of tables with estimates
 # Tuned: of 1 GB in batches of 16 KiB the sample takes a twentieth of the profile's time, and its bound is below 1 %
 _SAMPLE_BATCHES: Final = 256
-_SAMPLE_BYTES: Final = 16 << 20  # of batches as stored, at most
+_SAMPLE_BYTES: Final = 16 << 20  # size of the sampled batches as stored, at most
 _STANDARD_ERRORS: Final = 3
 _LARGE: Final = 8  # times the mean of all batches as stored, or of the records of those so far
 
@@ -94,7 +94,7 @@ class CodecSample:
         for codec, name in enumerate(CODEC_NAMES):
             ratio = float(sample[:, codec].sum()) / drawn if n else 1.0
             estimate = ratio * plain
-            error = estimate  # of fewer than two batches nothing is known about the others
+            error = estimate  # fewer than two batches show nothing about the others
             if n == n_all or codec == CODEC_NONE:
                 error = 0.0
             elif n > 1:

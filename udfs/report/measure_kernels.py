@@ -13,11 +13,11 @@ from lastkey.udfs.compact.clean.key_kernels import SLOT, hash_entry, probe
 from lastkey.udfs.compact.verdicts import DROPPED
 
 # columns of the sums of a segment
-RECORDS: Final = 0  # of data batches that were opened
-LIVE_BYTES: Final = 1  # of every batch; a batch's bytes by the share of its records' sizes
+RECORDS: Final = 0  # records in data batches that were opened
+LIVE_BYTES: Final = 1  # size of every batch, or the share of its live records
 DEAD_BYTES: Final = 2
-TOMBSTONES: Final = 3  # that are the last of their key
-TOMBSTONES_WITH_HORIZON: Final = 4  # of those, in batches whose delete horizon is set
+TOMBSTONES: Final = 3  # tombstones that are the last record of their key
+TOMBSTONES_WITH_HORIZON: Final = 4  # tombstones in batches whose delete horizon is set
 NULL_KEYS: Final = 5
 OUT_OF_ORDER: Final = 6  # records below the running maximum
 LARGEST_LAG: Final = 7  # ms below it, at most

@@ -1,4 +1,4 @@
-"""The profile of a partition: its content, and what cleaning it now would leave. One task; nothing is written.
+"""The profile of a partition: its content, and the result of cleaning it now. One task, without output files.
 
 The log is scanned as a compaction scans it, and then read once from its end to its start. The part that would be
 cleaned goes through `clean_batches` itself, without a writer, so live and dead are what `compact --dry-run` says,
@@ -316,7 +316,7 @@ class _See:
 class ProfilePlan:
     """Plan of one profile."""
 
-    plan: PartitionPlan  # of a dry run
+    plan: PartitionPlan  # plan of a dry run
     compacted: bool  # False: everything is alive
 
 

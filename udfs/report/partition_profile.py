@@ -38,7 +38,7 @@ class SegmentProfile:
     base_offset: int
     size_bytes: int
     batches: int
-    records: int  # of data, aborted ones too
+    records: int  # data records, aborted ones too
     cleaned: bool  # a cleaning would clean it: false above the cleanable range and for topics that are not compacted
     live_records: int
     live_bytes: int
@@ -49,10 +49,10 @@ class SegmentProfile:
     expired_tombstones: int
     bytes_after: int  # bytes that a compaction would leave of it
     tombstones: int  # last records of their keys, expired ones too
-    tombstones_with_horizon: int  # of those, that an earlier cleaning has given a delete horizon
-    tombstone_ages: tuple[int, ...]  # of those, by AGE_NAMES
+    tombstones_with_horizon: int  # tombstones that an earlier cleaning has given a delete horizon
+    tombstone_ages: tuple[int, ...]  # tombstones by AGE_NAMES
     null_keys: int
-    control_records: int  # that were opened
+    control_records: int  # control records that were read
     # records below the largest timestamp of all batches before, and of the records before in their own batch; largest
     # timestamps after the year 9999 do not count
     out_of_order: int
@@ -68,7 +68,7 @@ class HotKey:
     """A key that many records have."""
 
     records: int
-    sha256: str  # of the key's bytes, 16 hex digits: `printf KEY | sha256sum`
+    sha256: str  # hash of the key's bytes, 16 hex digits: `printf KEY | sha256sum`
     text: str | None  # the key as text, or 0x and hex; None: too long to show
 
 
@@ -104,11 +104,11 @@ class PartitionProfile:
     bytes_after_is_estimate: bool = False  # recompression decides
     # bytes that a compaction would leave, whatever cleanup.policy says; None: not known, the notes say why
     bytes_if_compacted: int | None = None
-    counters: dict[str, int] = field(default_factory=dict)  # of the cleaned range, as compact reports them
+    counters: dict[str, int] = field(default_factory=dict)  # counters of the cleaned range, as compact reports them
     distinct_keys: int = 0
     hot_keys: tuple[HotKey, ...] = ()  # most records first
     times: Times | None = None
-    codec_bytes: tuple[CodecBytes, ...] = ()  # of the whole log with each codec; none: no data batch was read
+    codec_bytes: tuple[CodecBytes, ...] = ()  # size of the whole log with each codec; none: no data batch was read
     seconds: float = 0.0
     archive: str = ""  # short name, where a report has several
 

@@ -24,12 +24,12 @@ class CheckPlan:
 
     topic: str
     partition: int
-    name: str  # of the folder, for rows that are about no file
+    name: str  # name of the folder, for rows that are about no file
     store_uri: str  # empty: the archive alone
     segments: tuple[Segment, ...]  # by base offset
     snapshots: tuple[SideFile, ...] = ()
     leader_epochs: SideFile | None = None
-    archived_epochs: tuple[tuple[int, int], ...] = ()  # of a generation: (epoch, start offset), by the archive's file
+    archived_epochs: tuple[tuple[int, int], ...] = ()  # a generation's (epoch, start offset) by the archive's file
     metadata: SideFile | None = None
     txn_indexes: bool = True  # False: they were not copied into this archive
     log_start_offset: int | None = None  # by a checkpoint
@@ -58,7 +58,7 @@ class CheckedSegment:
     tombstones: int = 0
     last_offset: int = -1
     max_timestamp_ms: int = -1
-    min_timestamp_ms: int = 2**63 - 1  # of data records that have one
+    min_timestamp_ms: int = 2**63 - 1  # smallest timestamp of data records that have one
     codecs: int = 0  # bits
     magics: int = 0  # bits
     checksum: int = 0  # CRC-32C of what was read
@@ -70,7 +70,7 @@ class CheckedSegment:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of one partition's check: what was checked, what is wrong, what could not be checked."""
+    """Result of one partition's check: checks done, problems, and checks that were not possible."""
 
     topic: str
     partition: int
@@ -84,7 +84,7 @@ class CheckResult:
     bytes: int = 0
     compared_records: int = 0  # with the generation before
     seconds: float = 0.0
-    generation: int | None = None  # of a store
+    generation: int | None = None  # generation of a store
 
 
 @dataclass

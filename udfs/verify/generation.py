@@ -42,11 +42,11 @@ class GenerationPlan:
 
     side: CheckPlan  # its files; `generation` is set
     manifest: tuple[Segment, ...]  # the same segments, as the store's tables have them
-    folder: str  # of its side files, relative to the store
+    folder: str  # folder of its side files, relative to the store
     log_start_offset: int
     next_offset: int
     last_batch: LastBatch
-    first_dirty_offset: int  # where the run began
+    first_dirty_offset: int  # start of the run
     end_offset: int  # first offset that it did not clean
     now_ms: int
     delete_retention_ms: int
@@ -55,10 +55,10 @@ class GenerationPlan:
     retention_ms: int = -1
     retention_bytes: int = -1
     retention_exact: bool = False
-    by: Order = Order()  # which record of a key stays
+    by: Order = Order()  # rule that chooses the record of a key to keep
     erased: int = -1  # records of erased keys that went; -1: the run did not erase
     expired: tuple[Expiry, ...] = ()
-    log_start_known: int = 0  # how far DeleteRecords can have gone, by the archive and the generation before
+    log_start_known: int = 0  # highest log start that DeleteRecords can have set, by archive and parent generation
     parent: tuple[Segment, ...] = ()  # segments of the parent that still exist
     parent_log_start_offset: int = 0
     parent_gone: str = ""  # why there is no parent to compare with

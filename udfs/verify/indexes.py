@@ -34,16 +34,16 @@ class EntryCheck:
     def __init__(self, base_offset: int, offsets: NDArray[np.void], times: NDArray[np.void]) -> None:
         self.offsets, self.times = offsets, times
         self.seen_offset = np.zeros(len(offsets), np.bool_)  # its position lies in what was fed
-        self.wrong_offset = np.zeros(len(offsets), np.bool_)  # of those that were seen
-        self.before_batch = np.zeros(len(offsets), np.bool_)  # of those that were seen: below all offsets of the batch
-        self.wrong_time = np.zeros(len(times), np.bool_)  # of those whose offset was reached
+        self.wrong_offset = np.zeros(len(offsets), np.bool_)  # seen entries with a wrong offset
+        self.before_batch = np.zeros(len(offsets), np.bool_)  # seen entries below all offsets of their batch
+        self.wrong_time = np.zeros(len(times), np.bool_)  # entries with a wrong time, of those whose offset was reached
         self.last_offset = base_offset - 1  # the largest so far
         self.max_timestamp = -1  # the largest so far, ms
         self._by_position = np.argsort(offsets["position"], kind="stable")
         self._positions = offsets["position"][self._by_position]
         self._by_offset = np.argsort(times["offset"], kind="stable")
         self._offsets_of_times = times["offset"][self._by_offset]
-        self._times_done = 0  # of _by_offset
+        self._times_done = 0  # number of checked entries of _by_offset
         self._previous_last = base_offset - 1
 
     def feed(self, batches: NDArray[np.void], position: int, size: int) -> None:

@@ -34,12 +34,12 @@ class AllowedDrops:
     gone_until: int = 0  # offset: retention removed everything below it, by size or log start
     old_until: int = 0  # offset: below it retention removed records older than ...
     oldest_ms: int = 0  # ... this
-    by: Order = Order()  # which record of a key stays
+    by: Order = Order()  # rule that chooses the record of a key to keep
     exact_until: int = 0  # offset: below it every record older than that went, by retention.exact
     every_record: bool = False  # nothing else may go: the topic is not compacted
     erased: int = -1  # with it: so many records of erased keys went; -1: the run did not erase
     readable_from: int = 0  # offset: below it, the log start, remaining records are not read, removed ones not missed
-    file_times: Mapping[str, int] = field(default_factory=dict)  # of a segment's records without timestamp, by path
+    file_times: Mapping[str, int] = field(default_factory=dict)  # path -> time for records without timestamp
 
 
 @dataclass
@@ -308,7 +308,7 @@ class _Walk:
             horizon & (batches["base_timestamp"] <= self.rules.now_ms),
             block.mtime_ms <= self.rules.legacy_horizon_ms,
         )
-        if len(self.undecided):  # a tombstone behind it stays, because it deletes what readers may see
+        if len(self.undecided):  # later tombstones are kept, because they delete records that readers may see
             past &= batches["base_offset"] < self.undecided[0]
         data = ~(control | aborted | undecided)[records.batch]
         without = self.rules.file_times.get(block.path, block.mtime_ms)
@@ -319,7 +319,7 @@ class _Walk:
         exact = (records.offset < self.rules.exact_until) & (records.timestamp >= 0)
         old |= exact & (records.timestamp < self.rules.oldest_ms)
         expired = old | (records.offset < self.rules.gone_until)
-        if self.rules.erased >= 0:  # of aborted transactions too
+        if self.rules.erased >= 0:  # aborted transactions too
             erased = ~survived & ~control[records.batch] & ~records.null_key
             self.differences.erased.append(np.stack([records.low[erased], records.high[erased]], axis=1))
             expired |= erased

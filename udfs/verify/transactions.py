@@ -78,7 +78,7 @@ def lost_markers(rows: np.ndarray, log_start_offset: int) -> tuple[np.ndarray, n
     at = np.flatnonzero((rows["marker"] < 0) & (rows["last_offset"] >= log_start_offset))
     at = at[np.lexsort((at, closing[at], group[at]))]
     n = len(at)
-    same = np.zeros(n + 1, np.bool_)  # whether a batch and the one before it have the same producer and next marker
+    same = np.zeros(n + 1, np.bool_)  # batch with the producer and the next marker of the batch before
     same[1:-1] = (group[at][1:] == group[at][:-1]) & (closing[at][1:] == closing[at][:-1])
     other = np.zeros(n + 1, np.bool_)
     other[1:-1] = same[1:-1] & (rows["producer_epoch"][at][1:] != rows["producer_epoch"][at][:-1])

@@ -243,8 +243,8 @@ def _by_sample(
     sample, and scale `guessed` by the ratio that the sample shows.
 
     guessed: float64[n], sizes if the remaining records compressed as well as the whole batch did. They never do: the
-    codec saw fewer similar records before each one. How much larger they become depends on codec and records, so only a
-    sample can tell; the guess only carries it to batches of another size.
+    codec saw fewer similar records before each one. The difference depends on codec and records, so a sample
+    measures it; the guess only scales it to batches of other sizes.
     """
     step = max(min(int(lengths[rows].sum()) // _SAMPLE_BYTES, len(rows) // _SAMPLE_BATCHES), 1)
     sample = rows[step // 2 :: step]

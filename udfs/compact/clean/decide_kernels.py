@@ -69,7 +69,7 @@ class RecordRules(NamedTuple):
     keep_legacy_tombstones: bool
     keep_null_keys: bool
     keeps_end: bool  # no later segment shows the end of the last batch
-    codec: int  # of rewritten data batches; negative: their own
+    codec: int  # codec of rewritten data batches; negative: their own
     change_codec: bool  # rewrite data batches of another codec; none of them has a verdict ALL_STAY
 
 

@@ -236,7 +236,7 @@ def with_pending(rows: Sequence[Segment], pending: Sequence[PendingKeys]) -> lis
     """Return a manifest's rows, by offset, with the key files that are still needed: those against which an earlier
     segment is not deduplicated yet.
     """
-    out, least = [], MAX_OFFSET  # of `deduplicated_through` so far
+    out, least = [], MAX_OFFSET  # smallest `deduplicated_through` so far
     for row in rows:
         mine = [one for one in pending if row.base_offset <= one.first < row.next_offset]
         needed = [astuple(one) for one in mine if least <= one.first]

@@ -18,11 +18,11 @@ CLEANED = np.dtype(
     [
         ("base_offset", "i8"),
         ("last_offset", "i8"),
-        ("base_timestamp", "i8"),  # of the result: the delete horizon if its bit is set
+        ("base_timestamp", "i8"),  # base timestamp of the result: the delete horizon if its bit is set
         ("max_timestamp", "i8"),
-        ("min_timestamp", "i8"),  # of the kept data records with a timestamp; else NO_TIMESTAMP or UNKNOWN_TIMESTAMP
+        ("min_timestamp", "i8"),  # smallest timestamp of the kept data records; else NO_TIMESTAMP or UNKNOWN_TIMESTAMP
         ("n_kept", "i4"),
-        ("attributes", "i2"),  # of the result
+        ("attributes", "i2"),  # attributes of the result
         ("outcome", "i1"),
         ("tombstones", "i4"),  # kept ones
     ],

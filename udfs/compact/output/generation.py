@@ -300,7 +300,7 @@ def _snapshots(
             continue
         data = None
         number = bisect_right(starts, base) - 1
-        if base > starts[number]:  # of a segment that begins inside a source
+        if base > starts[number]:  # a segment that begins inside a source
             data = producer_snapshot.write(_producers_inside(plan, analysis, number, base))
         elif base in given and base != analysis.log_end_offset:
             data = _valid_snapshot(given[base], open_at(analysis.open_transactions, base))

@@ -294,7 +294,7 @@ class GroupOutput:
         self._rows: list[list[np.ndarray]] = [[]]  # OUT_BATCH[n] of each segment
         self._outputs: list[SegmentOutput] = []
         self._later = _NONE  # batches behind those of the current segment
-        self._size = 0  # of the current segment, with `_due`
+        self._size = 0  # size of the current segment, with `_due`
         self._due = 0  # bytes of its batches that have not come yet
 
     def append(self, rows: np.ndarray, data: np.ndarray) -> None:

@@ -58,8 +58,9 @@ def expired(plan: PartitionPlan, segments: SegmentTimes, sealed: bool, *, by_siz
 def affected_sources(
     plan: PartitionPlan, sources: Sequence[SegmentScan], log_end: int, producers: ProducerState, sealed: bool
 ) -> range:
-    """Return the numbers of the sources from the first that stays to the last that may hold a record that is too old,
-    without those that may still grow or hold an open transaction. An erasure spares none.
+    """Return the range of sources to check for expired records: from the first one that retention keeps to the last one
+    with records that may be too old. Sources that may grow, or have an open transaction, are excluded. An erasure
+    returns all sources.
     """
     if plan.policy.erasing is not None:
         return range(len(sources))

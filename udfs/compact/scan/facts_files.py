@@ -76,8 +76,8 @@ def write_facts(plan: PartitionPlan, row: Segment, scan: SegmentScan, hashes: np
 
 
 def scan_by_facts(plan: PartitionPlan, segment: Segment) -> SegmentScan | None:
-    """Return the scan of a cleaned segment without reading it; None if it has no facts that hold for it. Raises
-    LogFormatError kind "changed" if the segment itself is gone or shorter.
+    """Return the scan of a cleaned segment without reading it; None if its facts are missing or belong to other
+    bytes. Raises LogFormatError kind "changed" if the segment itself is missing or shorter.
     """
     if not segment.has_facts:
         return None
@@ -92,7 +92,7 @@ def scan_by_facts(plan: PartitionPlan, segment: Segment) -> SegmentScan | None:
 
 
 def filter_beside(plan: PartitionPlan, row: Segment) -> np.ndarray | None:
-    """Return the filter of a segment's keys: uint32[8 * blocks]; None if it has none that holds for it."""
+    """Return the filter of a segment's keys: uint32[8 * blocks]; None if missing or of other bytes."""
     data = _read(open_root(plan.run.store_uri), files_beside(row.path)[1], _bound(plan, row))
     return np.frombuffer(data, np.uint32) if data and len(data) % FILTER_BLOCK == 0 else None
 

@@ -72,7 +72,7 @@ def undecided_batches(rows: np.ndarray, log_start_offset: int) -> tuple[np.ndarr
     order = np.lexsort((data, behind, rows["producer_id"][data]))
     data, behind = data[order], behind[order]
     producer, epoch = rows["producer_id"][data], rows["producer_epoch"][data]
-    begins = np.ones(len(data), np.bool_)  # whether a batch is the first one up to its marker
+    begins = np.ones(len(data), np.bool_)  # first batches before their markers
     begins[1:] = (producer[1:] != producer[:-1]) | (behind[1:] != behind[:-1])
     changes = ~begins
     changes[1:] &= epoch[1:] != epoch[:-1]
@@ -81,7 +81,7 @@ def undecided_batches(rows: np.ndarray, log_start_offset: int) -> tuple[np.ndarr
         return data[:0], data[:0], np.empty(0, UNDECIDED)
     until = np.cumsum(begins) - 1  # number of its marker
     last = np.full(until[-1] + 1, NONE)
-    last[until[shows]] = shows  # of several the last one counts
+    last[until[shows]] = shows  # the last of several counts
     lost = np.flatnonzero((np.arange(len(data)) < last[until]) & (rows["records_count"][data] != 0))
     following = shows[np.searchsorted(shows, lost, "right")]
     _, first = np.unique(following, return_index=True)
