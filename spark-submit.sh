@@ -104,7 +104,7 @@ if [ "$packages" = dev ]; then
   export PYSPARK_PYTHON="${PYSPARK_PYTHON:-$venv/bin/python}" # a job finds its own: executors of a cluster have another
   export PYSPARK_DRIVER_PYTHON="$venv/bin/python"
   cd -- "$here"
-  unset PYTHONDONTWRITEBYTECODE # images of containers set it: each process would compile all the tests anew
+  unset PYTHONDONTWRITEBYTECODE # images of containers set it: each process would compile all tests again
   exec "$venv/bin/python" -m pytest "${@:2}"
 fi
 export PYTHONSAFEPATH="${PYTHONSAFEPATH-1}" # else a file random.py of the folder where this runs, such as an archive, is code

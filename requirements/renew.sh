@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the lock files beside it anew from what pyproject.toml asks for: every package that these need, with the hashes of
+# Rewrites the lock files beside it from the requirements in pyproject.toml: every package that these need, with the hashes of
 # all its files on PyPI, for Python 3.11 and newer on Linux and macOS. What is locked stays at its version as far as the
 # pins allow; `--upgrade` takes the newest of all that is not pinned.
 #

@@ -1,4 +1,4 @@
-"""Keeps the files of tests in memory, where there is enough of it.
+"""Keeps the files of tests in memory, if there is enough.
 
 A run makes and deletes files by the hundred thousand, and a disk's file system takes a quarter of the processor seconds
 of the tests that write most: it looks for inodes among the deleted ones. PYTEST_DEBUG_TEMPROOT, pytest's own, names
@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = "PYTEST_DEBUG_TEMPROOT"
 _FOLDER = Path("/dev/shm")  # a tmpfs on Linux; absent on macOS, small in most containers
 _FREE_BYTES = 8 << 30
-_MEMORY_BYTES = 16 << 30  # of the machine: two sessions and a broker run beside
+_MEMORY_BYTES = 16 << 30  # memory of the machine: two sessions and a broker run beside
 
 
 def keep_files_in_memory() -> None:

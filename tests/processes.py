@@ -21,7 +21,7 @@ BESIDE = (
     "tests/jobs/spark/test_cluster.py", "tests/jobs/spark/test_yarn.py", "tests/jobs/test_s3_access.py",
     "tests/airflow/", "tests/test_package.py", "tests/attack/", "tests/browser/",
 )  # fmt: skip
-_BESIDE_BYTES = 16 << 30  # of memory: each process may hold a session and a broker, 3 GB
+_BESIDE_BYTES = 16 << 30  # memory: each process may hold a session and a broker, 3 GB
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -347,12 +347,12 @@ def test_no_reference_leads_outside_of_the_repository():
 
 def test_modules_that_are_named_exist():
     """Also in comments, by their file names alone."""
-    there = {path.name for path in (*ROOT.glob("*.py"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.py")))}
+    existing = {path.name for path in (*ROOT.glob("*.py"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.py")))}
     other = {"sitecustomize.py", "kernels.py", "program.py", "twice.py", "wrong.py"}  # Python's, and tests make some
     texts = {path: text for path, text in _texts().items() if path.name != "CHANGELOG.md"}
     named = {(path, name) for path, text in texts.items() for name in re.findall(r"(?<![\w*])[a-z]\w*\.py\b", text)}
     assert len(named) > 50
-    assert {(path, name) for path, name in named if name not in there | other} == set()
+    assert {(path, name) for path, name in named if name not in existing | other} == set()
 
 
 def test_no_page_names_a_machine():
@@ -445,7 +445,7 @@ def _marked(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_commands_of_a_page_are_run_or_it_says_why_not(page):
     for before, block in re.findall(r"([^\n]*)\n```(?:sh|bash|console)\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
-        tests = re.fullmatch(r"\./spark-submit\.sh test [^\n]*\n", block)  # what runs this
+        tests = re.fullmatch(r"\./spark-submit\.sh test [^\n]*\n", block)  # the command that runs this test
         assert tests or re.fullmatch(r"<!-- run -->|<!-- not run: .+ -->", before), block
 
 

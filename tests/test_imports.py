@@ -34,18 +34,18 @@ _BYTES = _BASE | {
     "logformat.primitives",
 }
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
-_LOGS = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.listing"}  # what udfs read logs by
+_LOGS = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.listing"}  # modules by which udfs read logs
 _TASK = {"udfs.storage", "udfs.problem", "udfs.held_back", "udfs.segments", "udfs.groups",
          "udfs.steps"}  # fmt: skip
 _HOLES = _TASK | {"udfs.holes"}  # not for verify, which has that rule in code of its own
 _RULES = {f"udfs.compact.{name}" for name in ("verdicts", "cleaner", "retention", "plan")}
 _STEPS = _LOGS | _RULES | {f"udfs.compact.{name}" for name in ("scan", "clean", "output")}
-# What of the formats the jobs may know: names, texts and types, no reader of a log
+# Modules of logformat that jobs may import: names, texts and types, no reader of a log
 _NAMES = {
     "logformat.names", "logformat.schemas", "logformat.errors", "logformat.control_characters",
     "logformat.storage",
     "logformat.side_files.checkpoints",
-    "logformat.listing",  # what a listed segment is, and which files of a folder count: it opens no log but a .swap
+    "logformat.listing",  # listed segments, and the files of a folder that count: it opens no log but a .swap
 }  # fmt: skip
 _BASICS = {"jobs.errors", "jobs.installation", "jobs.topics"} | _NAMES
 _SHELL = _BASICS | _TASK | {"jobs.command", "jobs.archive", "jobs.store"}
@@ -163,12 +163,12 @@ FLOORS: dict[str, set[str]] = {
     "jobs.api_audit": _SHELL | {"jobs.audit"},
     "jobs.warm_up": _JOB
     | {"jobs.api", "jobs.compact", "udfs.compact", "udfs.lookup.minutes", "logformat.layout", "logformat.writing"}
-    | {"logformat.cache_folder", "logformat.jit"},  # where kernels are
+    | {"logformat.cache_folder", "logformat.jit"},  # packages with kernels
     "jobs.prepare": _JOB | {"jobs.warm_up"},
     "jobs.pack": _JOB | {"logformat.cache_folder", "logformat.jit"},  # kernels as files
     "jobs.main": {"jobs.command", "jobs.errors", "jobs.spark"},
 }
-# What kernels may import beside other kernels: what checksums are made of is inlined into them
+# Modules that kernels may import beside other kernels: checksums are inlined into them
 FOR_KERNELS = {
     "udfs.compact.verdicts",
     "logformat.layout",

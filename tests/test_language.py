@@ -28,9 +28,27 @@ PAGES = [
         for page in files_in(ROOT / f, "**/*.md")
     ),
 ]
+# Comments of scripts, of Java and C, of configuration; cells of notebooks; templates; the man page; scenarios
+OTHERS = [
+    *files_in(ROOT, "*.sh"), *files_in(ROOT, "*.toml"), *files_in(ROOT, "*.yml"), ROOT / ".ci" / "run",
+    ROOT / "examples" / "airflow" / "bin" / "spark-submit",
+    *(
+        path
+        for suffixes, folders in (
+            ("conf properties toml", ("conf",)),
+            ("conf html js css 1", ("jobs", "docs")),
+            ("yaml yml sh service timer toml in spec Containerfile", ("examples",)),
+            ("ipynb", ("notebooks",)), ("sh", ("requirements",)), ("json", ("schemas",)),
+            ("java c spec properties xml", ("tests",)), ("txt", ("tests/scenarios",)),
+        )
+        for folder in folders
+        for suffix in suffixes.split()
+        for path in sorted((ROOT / folder).rglob(f"*{suffix}" if suffix[0].isupper() else f"*.{suffix}"))
+    ),
+]  # fmt: skip
 # Words that have a term, or a noun that names the thing: "again", "no process", "a user who", "reported", "continues"
 WORDS = re.compile(r"\b(anew|nobody|whoever|told|goes on|stands)\b", re.IGNORECASE)
-NAMES = re.compile(r"`[^`]*`|\w+://\S+")  # of things, such as the user `nobody`
+NAMES = re.compile(r"`[^`]*`|\w+://\S+")  # names of things, such as the user `nobody`
 CLAUSES = ("What", "Whether", "Where", "That", "Of", "How", "Who", "Which", "Those")
 LONGEST = 120
 
@@ -48,14 +66,22 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.body[0].lineno, text
 
 
-def _prose(source: str, *, messages: bool) -> Iterator[tuple[int, str]]:
-    """Yield comments and docstrings with their first lines; with `messages` also strings of at least three words."""
+def _comments(source: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield line and text of each comment, and whether it continues the comment on the line before."""
+    previous = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+            yield token.start[0], token.string, token.start[0] == previous + 1
+            previous = token.start[0]
+
+
+def _prose(source: str) -> Iterator[tuple[int, str]]:
+    """Yield comments, docstrings, and strings of at least three words, with their first lines."""
+    for line, text, _ in _comments(source):
+        yield line, text
     tree = ast.parse(source)
     yield from _docstrings(tree)
-    for node in ast.walk(tree) if messages else ():
+    for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_sentence(node.value):
             yield node.lineno, node.value
 
@@ -73,13 +99,21 @@ def _found(text: str) -> list[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_comments_docstrings_and_messages_avoid_these_words(folder: str) -> None:
-    """Messages of product code; the texts of tests may be data."""
     found = []
     for path in (path for path in SOURCES if path.relative_to(ROOT).parts[0] == folder):
         source = path.read_text(encoding="utf-8")
         if WORDS.search(source):  # few files need a syntax tree
-            prose = _prose(source, messages=folder != "tests")
-            found += [f"{_id(path)}:{line}: {word}" for line, text in prose for word in _found(text)]
+            found += [f"{_id(path)}:{line}: {word}" for line, text in _prose(source) for word in _found(text)]
+    assert found == []
+
+
+def test_scripts_configuration_and_templates_avoid_these_words() -> None:
+    found = [
+        f"{_id(path)}:{n}: {word}"
+        for path in OTHERS
+        for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for word in _found(line)
+    ]
     assert found == []
 
 

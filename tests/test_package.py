@@ -68,13 +68,13 @@ def elsewhere(tmp_path) -> Path:
 
 @pytest.mark.slow
 def test_the_wheel_holds_what_runs_and_nothing_else(wheel):
-    there = {
+    existing = {
         str(path.relative_to(ROOT))
         for top in PACKED
         for path in (ROOT / top).rglob("*")
         if path.is_file() and path.suffix != ".md" and "__pycache__" not in path.parts
     }
-    inside = {name.replace("conf/", "jobs/conf/", 1) if name.startswith("conf/") else name for name in there}
+    inside = {name.replace("conf/", "jobs/conf/", 1) if name.startswith("conf/") else name for name in existing}
     expected = {name if name.startswith("lastkey/") else f"lastkey/{name}" for name in inside}
     expected |= {path.name for path in ROOT.glob("*.py")}
     assert all(name.startswith(OURS) for name in expected)

@@ -207,8 +207,10 @@ class Runs:
             archive = Path(told["conf"]["archive"])
             self.before[name] = _files(archive) if archive.is_dir() else {}
         words = [VENV / "bin" / "python", Path(__file__).with_name("run_dags.py")]
-        said = _said(words, folder, env, json.dumps([{"dag": "lastkey_reindex"} | told for told in self.told.values()]))
-        parts = re.split(rf"^{RESULT}(.*)\n", said, flags=re.MULTILINE)
+        output = _said(
+            words, folder, env, json.dumps([{"dag": "lastkey_reindex"} | told for told in self.told.values()])
+        )
+        parts = re.split(rf"^{RESULT}(.*)\n", output, flags=re.MULTILINE)
         self.structure = json.loads(parts[1])
         self.parsing = parts[0]
         self.result = {name: json.loads(text) for name, text in zip(self.told, parts[3::2], strict=True)}
@@ -322,8 +324,8 @@ def test_the_report_is_in_the_tasks_log(runs):
     assert [line["job"] for line in lines if "job" in line] == ["reindex", "reindex", "verify"]
     assert [line["exit_code"] for line in lines if "job" in line] == [3, 0, 0]
     partitions = [f"{line['topic']}-{line['partition']}" for line in lines if "topic" in line]
-    there = sorted(path.parent.name for path in files_in(ROOT / "examples" / "archive", "*/partition.metadata"))
-    assert partitions == there * 3
+    existing = sorted(path.parent.name for path in files_in(ROOT / "examples" / "archive", "*/partition.metadata"))
+    assert partitions == existing * 3
     differs = [file["path"] for line in lines for file in line.get("files", []) if file["status"] == "differs"]
     assert len(differs) == 4
     assert "same" not in {file["status"] for line in lines for file in line.get("files", [])}

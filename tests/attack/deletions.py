@@ -1,9 +1,9 @@
-"""The model over time with one more step: somebody deletes exactly the files that `archive-needed` says are not needed.
+"""The model over time with one more step: delete exactly the files that `archive-needed` reports as not needed.
 
-Afterwards everything must go on as if they were still there: each later command of the model is judged as before, no
-run may find a partition uncleanable for it, none may skip offsets that were not read, and what could be restored before
-still can. Before deleting, the model looks by its own memory at what is said to be needless: records of the log that
-the current generation was made from, below its end, each of them given to a run of its chain.
+Afterwards all commands must work as if these files existed: the model judges each later command as before, no run may
+find a partition uncleanable for this reason or skip offsets that were not read, and every generation that could be
+restored before can still be restored. Before the deletion the model checks the files by its own records: they hold
+records of the log of the current generation, below its end, and a run of its chain has read each of them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Deleting(World):
             return
         before = self.restorable(rng)
         words = ["archive-needed", self.archive, "--store", self.store]
-        said = self.command(*words, codes=(0, 3))
-        for p in said.report["partitions"]:
+        output = self.command(*words, codes=(0, 3))
+        for p in output.report["partitions"]:
             log, made = self.logs[p["topic"]], self.current.get(p["topic"])
             bases = {s["base_offset"] for s in p["segments"] if not s["needed"]}
             if not bases:
@@ -56,7 +56,7 @@ class Deleting(World):
             log.segments = [s for s in log.segments if s.base not in bases]
             self.tally.deleted += len(bases)
         self.tell(
-            ", ".join(f"{p['topic']} from {p['needed_from']} on {p['because']}" for p in said.report["partitions"])
+            ", ".join(f"{p['topic']} from {p['needed_from']} on {p['because']}" for p in output.report["partitions"])
         )
         after = self.restorable(rng, before)
         if after != before:
@@ -98,5 +98,5 @@ class Deleting(World):
     def hole(self, log: Log, parent: Generation | None, until: int) -> list[tuple[int, int]]:
         """Return the offsets of lost and deleted segments that this run needed, and must have missed."""
         first = max(parent.next if parent is not None else log.segments[0].base, log.start_known or 0)
-        gone = [(a, b) for a, b in self.gone.get(log.life, []) if b >= first and b < until]
-        return super().hole(log, parent, until) + gone
+        removed = [(a, b) for a, b in self.gone.get(log.life, []) if b >= first and b < until]
+        return super().hole(log, parent, until) + removed

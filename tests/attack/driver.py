@@ -21,7 +21,7 @@ HANG_SECONDS = 120.0
 
 _SERVE = """
 import contextlib, io, json, os, sys
-told = os.fdopen(os.dup(1), "w")
+answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 from lastkey.jobs.command.cli import main
 for line in sys.stdin:
@@ -33,8 +33,8 @@ for line in sys.stdin:
             code = main(words)
         except BaseException as error:  # main lets none through
             code, _ = -1, err.write(f"Traceback: {error!r}")
-    told.write(json.dumps([code, out.getvalue(), err.getvalue()]) + "\\n")
-    told.flush()
+    answers.write(json.dumps([code, out.getvalue(), err.getvalue()]) + "\\n")
+    answers.flush()
 """
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.attack.forked import Failed
-from tests.attack.histories import KINDS, History, Said, shown
+from tests.attack.histories import KINDS, History, Output, shown
 from tests.attack.preload import Control
 
 FULL, ROOM = "said that the disk is full", "had room"
@@ -113,7 +113,7 @@ class Filled:
             enough *= 2
         return enough
 
-    def _said(self, left: Left) -> Said:
+    def _said(self, left: Left) -> Output:
         self.disk.leave(None)
         self.history.reset()
         self.disk.leave(left)
@@ -125,13 +125,13 @@ class Filled:
 
     def verdict(self, left: Left) -> str:
         """Run a case; return one of VERDICTS. Raises Failed."""
-        said = self._said(left)
-        self.history.check(said)
-        if said.code == 0:
+        output = self._said(left)
+        self.history.check(output)
+        if output.code == 0:
             return ROOM
-        error = said.report.get("error", {})
-        if said.code != 5 or error.get("kind") not in _KINDS or "no space left" not in error["message"]:
-            raise Failed(f"a full disk is said as: {shown(said)}")
+        error = output.report.get("error", {})
+        if output.code != 5 or error.get("kind") not in _KINDS or "no space left" not in error["message"]:
+            raise Failed(f"a full disk is said as: {shown(output)}")
         return FULL
 
 

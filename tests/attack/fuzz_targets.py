@@ -36,7 +36,7 @@ from tests.reference import v3
 from tests.reference.log import GZIP, LZ4, NONE, SNAPPY, ZSTD, Batch, Record, decompress, encode_batch
 
 CORPUS: Final = Path(__file__).parent / "corpus"
-MOST_BYTES: Final = 1 << 11  # of an input
+MOST_BYTES: Final = 1 << 11  # maximum size of an input
 Target = Callable[[bytes], Parsed]
 _LOG: Final = "t-0/00000000000000000000.log"
 _FIELD_BYTES: Final = 50

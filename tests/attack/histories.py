@@ -69,7 +69,7 @@ class Named(Failed):
 
 
 @dataclass(frozen=True)
-class Said:
+class Output:
     """The end of a run. code: its exit code, less than 0 for a signal."""
 
     code: int
@@ -91,13 +91,13 @@ class Stands:
     folders: dict[_KEY, str] = field(default_factory=dict)
 
 
-def run(words: list[str]) -> Said:
+def run(words: list[str]) -> Output:
     """Run a command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli.main(words)
     text = out.getvalue()
-    return Said(code, json.loads(text) if text else {}, err.getvalue())
+    return Output(code, json.loads(text) if text else {}, err.getvalue())
 
 
 def stands(store: Path) -> Stands:
@@ -137,8 +137,8 @@ class Child:
                 code = 0
             except BaseException as error:
                 failed = isinstance(error, Failed)
-                said = str(error) if failed else "".join(traceback.format_exception(error)[-8:])
-                made = pickle.dumps((type(error) if failed else Failed, said))
+                message = str(error) if failed else "".join(traceback.format_exception(error)[-8:])
+                made = pickle.dumps((type(error) if failed else Failed, message))
             self.answer.write_bytes(made)
             os._exit(code)
 
@@ -366,16 +366,16 @@ class History:
     def child(self, work: Callable[[], Any]) -> Any:
         return Child(work, self.work).result()
 
-    def ended(self, words: list[str]) -> Said:
+    def ended(self, words: list[str]) -> Output:
         """Run a command undisturbed to its end."""
-        said: Said | None = self.child(lambda: run(words))
+        said: Output | None = self.child(lambda: run(words))
         assert said is not None
         return said
 
     def start(self, order: Order | None, *, noting: bool = False, trash: bool = False) -> Child:
         """Start the job under attack."""
 
-        def work() -> Said:
+        def work() -> Output:
             tempfile.tempdir = str(self.root / TEMPORARY)
             secrets.randbits = lambda bits: (1 << bits) // 3  # key hashes decide the files: the same each time
             self.control.begin(order, noting=noting, trash=self.trash if trash else None)
@@ -386,13 +386,13 @@ class History:
 
         return Child(work, self.work)
 
-    def attacked(self, order: Order | None, *, noting: bool = False, trash: bool = False) -> tuple[Said, list[Noted]]:
-        said = self.start(order, noting=noting, trash=trash).result() or Said(KILLED, {}, "")
+    def attacked(self, order: Order | None, *, noting: bool = False, trash: bool = False) -> tuple[Output, list[Noted]]:
+        said = self.start(order, noting=noting, trash=trash).result() or Output(KILLED, {}, "")
         return said, self.control.noted() if noting else []
 
     # -- what must hold
 
-    def check(self, said: Said) -> None:
+    def check(self, said: Output) -> None:
         """Check everything after a run under attack, and after the expiry of a lease that it could not delete."""
         check_said(said)
         expire_leases(self.root / "store")
@@ -415,7 +415,7 @@ class History:
         if more and not self.kind.damaged:
             raise Failed(f"new in the archive: {more}")
 
-    def _check_in_child(self, said: Said) -> None:
+    def _check_in_child(self, said: Output) -> None:
         of = self.kind.name
         store = self.root / "store"
         if of == "reindex":
@@ -441,14 +441,14 @@ class History:
             well(f"verify after {shown(said)}", run(VERIFY(self.root)))
         self._check_next(said)
 
-    def check_beside(self, said: Said, other: Said) -> None:
+    def check_beside(self, said: Output, other: Output) -> None:
         """Check after two jobs at once: both reports are true, everything is whole, and the next run leaves the usual
         logs.
         """
         self.child(lambda: self._check_beside_in_child(said, other))
         self.check_archive()
 
-    def _check_beside_in_child(self, said: Said, other: Said) -> None:
+    def _check_beside_in_child(self, said: Output, other: Output) -> None:
         store = self.root / "store"
         now = stands(store)
         if self.kind.name == "restore":
@@ -477,8 +477,8 @@ class History:
         if logs != self.cleaned:
             raise Failed(f"the next run leaves {differs(logs, self.cleaned)}")
         left = {path.parent.name for path in (store / "segments").rglob("*.*") if path.is_file()}
-        if gone := {f"{now.generations[key]}-{now.run_ids[key]}" for key in now.generations} - left:
-            raise Failed(f"vacuum took {gone}")
+        if removed := {f"{now.generations[key]}-{now.run_ids[key]}" for key in now.generations} - left:
+            raise Failed(f"vacuum took {removed}")
 
     def _clean(self) -> dict[_KEY, dict[str, bytes]]:
         """Compact everything in the archive, undisturbed; return the logs of the generations."""
@@ -501,8 +501,8 @@ class History:
             return None
         if of in ("restore", "merge"):
             shutil.rmtree(root / "output", ignore_errors=True)
-        said = run(self.kind.words(root))
-        well("the next run", said)
+        output = run(self.kind.words(root))
+        well("the next run", output)
         if of in ("restore", "merge"):
             return restored(root / "output")
         if of == "reindex":
@@ -524,7 +524,7 @@ class History:
         )
         return now.generations, now.files, left
 
-    def _check_next(self, said: Said) -> None:
+    def _check_next(self, said: Output) -> None:
         found = self._next()
         expected = self.goal
         if self.kind.name in COMPACTIONS:
@@ -535,7 +535,7 @@ class History:
         if found != expected:
             raise Failed(f"the next run leaves something else than undisturbed ones: {differs(found, self.goal)}")
 
-    def _check_committed(self, said: Said, now: Stands) -> None:
+    def _check_committed(self, said: Output, now: Stands) -> None:
         old = dict.fromkeys(self.stood.generations, self.kind.generations)
         for key in self.stood.generations:
             generation = now.generations.get(key, 0)
@@ -556,14 +556,14 @@ class History:
             if p["generation"] is None and now.generations.get(key, 0) > old[key]:
                 raise Failed(f"{key}: generation {now.generations[key]} was committed; said {p['status']}")
 
-    def _made_again(self, said: Said, files: dict[str, bytes]) -> dict[str, bytes]:
+    def _made_again(self, said: Output, files: dict[str, bytes]) -> dict[str, bytes]:
         """Return the files without the leader epochs if a note says that they come from the batches, because the
         archive's file could not be read.
         """
         again = EPOCHS in json.dumps(said.report.get("notes", ()))
         return {name: data for name, data in files.items() if name != EPOCHS or not again}
 
-    def check_lied(self, said: Said) -> None:
+    def check_lied(self, said: Output) -> None:
         """Check after a disk lied. The job may be deceived, but `verify` must find and name the damage in a store.
         `verify` also checks a restored folder, but cannot compare its small side files with anything.
         """
@@ -587,7 +587,7 @@ class History:
             well(f"verify of {wrong}", run(["verify", str(self.root / "output"), "--sealed", "--json"]))
             raise Failed(f"other logs, and verify says nothing: {wrong}")
 
-    def _restored_now(self, said: Said) -> dict[str, tuple[str, int]]:
+    def _restored_now(self, said: Output) -> dict[str, tuple[str, int]]:
         """Return the files to restore, also if the other run came first and committed the restored generation."""
         if all(p["generation"] == self.kind.generations for p in said.report.get("partitions", ())):
             return self.restored
@@ -597,7 +597,7 @@ class History:
         shutil.rmtree(again)
         return found
 
-    def _check_restored(self, said: Said, expected: dict[str, tuple[str, int]] | None = None) -> None:
+    def _check_restored(self, said: Output, expected: dict[str, tuple[str, int]] | None = None) -> None:
         expected = self.restored if expected is None else expected
         files = restored(self.root / "output")
         whole = _shas(files) == _shas(expected)
@@ -608,7 +608,7 @@ class History:
         if said.code > 0 and files and "left in" not in json.dumps(said.report):
             raise Failed(f"left {sorted(files)[:5]}, and does not say so: {shown(said)}")
 
-    def _check_merged(self, said: Said) -> None:
+    def _check_merged(self, said: Output) -> None:
         """Check that a partition is whole, or absent and named. From copies of which a file could not be read comes
         the same log, perhaps in other segments, or one with a named gap.
         """
@@ -630,7 +630,7 @@ class History:
             if _log(read_tree(self.root), name) != _log(self.after, name):
                 raise Failed(f"{name}: another log, and no problem: {shown(said)}")
 
-    def _check_reindexed(self, said: Said) -> None:
+    def _check_reindexed(self, said: Output) -> None:
         old, now = read_tree(self.base / "archive"), read_tree(self.root / "archive")
         new = {p.removeprefix("archive/"): data for p, data in self.after.items() if p.startswith("archive/")}
         for path, data in now.items():
@@ -638,8 +638,8 @@ class History:
                 continue
             if data not in (old.get(path), new.get(path), self.exact.get(path)):
                 raise Failed(f"{path}: neither the old file nor the new one")
-        if gone := old.keys() - now.keys():
-            raise Failed(f"gone: {gone}")
+        if removed := old.keys() - now.keys():
+            raise Failed(f"gone: {removed}")
         if said.code == 0 and not self._is_right(now, new):
             raise Failed(f"said done, and {differs(now, new)}: {shown(said)}")
         found = self._next()
@@ -666,7 +666,7 @@ def _logs(files: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if name.endswith(".log")}
 
 
-def check_said(said: Said) -> None:
+def check_said(said: Output) -> None:
     """Check that a run ended in an allowed way: no defect, and a report."""
     if said.killed:
         return
@@ -678,14 +678,14 @@ def check_said(said: Said) -> None:
         raise Failed(f"exit code {said.code}, and no report: {said.stderr[-2000:]}")
 
 
-def well(what: str, said: Said) -> None:
+def well(what: str, said: Output) -> None:
     """Check that an undisturbed run ended well. Raises Named if it says why it did not."""
     check_said(said)
     if said.code:
         raise Named(f"{what}: {shown(said)}")
 
 
-def shown(said: Said) -> str:
+def shown(said: Output) -> str:
     report = said.report.get("error") or {k: v for k, v in said.report.items() if k not in ("seconds", "archive")}
     return f"{said.code}: {json.dumps(report, default=str)[:1500]} {said.stderr[-3000:]}"
 

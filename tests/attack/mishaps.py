@@ -19,7 +19,7 @@ from typing import Final
 
 from tests.attack import power
 from tests.attack.forked import in_turn
-from tests.attack.histories import TEMPORARY, VACUUM, Child, History, Said, check_said, compact, restore, run
+from tests.attack.histories import TEMPORARY, VACUUM, Child, History, Output, check_said, compact, restore, run
 from tests.attack.preload import Order, path_pattern
 
 ON, SAID, KILLED, LIED, MISSED = (
@@ -173,7 +173,7 @@ def verdict(history: History, case: Case) -> str:
     child = history.start(order, noting=bool(mishap.loss), trash=bool(mishap.loss))
     if mishap.meanwhile:
         return _beside(history, child, mishap.meanwhile)
-    said = child.result() or Said(-9, {}, "")
+    said = child.result() or Output(-9, {}, "")
     if case.nth and not history.control.done:
         history.check(said)
         with (history.work / CAME_NO_MORE).open("a") as missed:
@@ -187,7 +187,7 @@ def verdict(history: History, case: Case) -> str:
     return KILLED if said.killed else ON if said.code == 0 else SAID
 
 
-def _lied_to(history: History, said: Said) -> str:
+def _lied_to(history: History, said: Output) -> str:
     """Check a run on a disk that lied about its writes: verify must find and name the damage; more is not promised."""
     history.check_lied(said)
     return LIED

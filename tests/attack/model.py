@@ -5,7 +5,7 @@ segments, gives up the beginning of its logs, loses a segment in the middle, and
 somebody runs every command that changes something: compact with options and settings that differ each time, rollback,
 rebuild-state, vacuum, reindex, restore; now and then a broker continues with the restored folder as the new archive.
 After each command the model restores a generation, reads it with a reader of its own, and judges it by a rule of its
-own (`model_judge`); the commands' reports must be true; vacuum must delete nothing that only one generation holds.
+own (`model_judge`); the commands' reports must be true; vacuum must not delete the only copy of a record.
 
 A case is a seed, a number and its steps. Each step draws from a seed of its own, so steps may be left out: a failing
 case is made smaller until no step can go.
@@ -29,12 +29,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from tests.attack.forked import Failed
-from tests.attack.histories import Said, check_said, run, shown
+from tests.attack.histories import Output, check_said, run, shown
 from tests.attack.model_judge import (
     DAY_MS,
     Contents,
     Generation,
-    Told,
+    RunOptions,
     given_to,
     read_folder,
     rows_by_offset,
@@ -303,32 +303,32 @@ class World:
 
     # commands
 
-    def command(self, *words: object, codes: Sequence[int] = (0,)) -> Said:
+    def command(self, *words: object, codes: Sequence[int] = (0,)) -> Output:
         """Run a command; any other exit code than these is a failure."""
         if self.archive.exists():
             self.write_checkpoints()
-        said = run([*map(str, words), "--json"])
+        output = run([*map(str, words), "--json"])
         short = " ".join(str(w).replace(f"{self.root}/", "") for w in words)
         if words[0] not in ("verify", "inspect", "lookup"):
-            self.told.append(f"    {short} -> {said.code}")
-        check_said(said)
-        if said.code not in codes:
-            raise Failed(f"{short}: expected exit code {codes}, found {shown(said)}")
-        return said
+            self.told.append(f"    {short} -> {output.code}")
+        check_said(output)
+        if output.code not in codes:
+            raise Failed(f"{short}: expected exit code {codes}, found {shown(output)}")
+        return output
 
     def compact(self, rng: random.Random) -> None:
         """Compact with options and settings that differ each time."""
-        said, told = self.compacted(rng)
-        aside = [p for p in said.report["partitions"] if p["status"] == "uncleanable"]
+        output, report = self.compacted(rng)
+        aside = [p for p in output.report["partitions"] if p["status"] == "uncleanable"]
         for p in aside:
-            self.check_uncleanable(p, told)
+            self.check_uncleanable(p, report)
         if aside and rng.random() < 0.7:
             self.way_out(rng, {p["topic"] for p in aside})
 
     def way_out(self, rng: random.Random, topics: set[str]) -> None:
         """Run again with the options that make any uncleanable partition cleanable."""
-        said, _ = self.compacted(rng, free=True)
-        aside = [p for p in said.report["partitions"] if p["status"] == "uncleanable" and p["topic"] in topics]
+        output, _ = self.compacted(rng, free=True)
+        aside = [p for p in output.report["partitions"] if p["status"] == "uncleanable" and p["topic"] in topics]
         for p in aside:
             if p["problem"]["path"].endswith(
                 ".txnindex"
@@ -338,11 +338,11 @@ class World:
             elif not _undecided(p["problem"]):
                 raise Failed(f"no way out: {p['problem']}")
 
-    def compacted(self, rng: random.Random, *, free: bool = False) -> tuple[Said, Told]:
+    def compacted(self, rng: random.Random, *, free: bool = False) -> tuple[Output, RunOptions]:
         """Compact and judge the run. free: use the options against every reason for an uncleanable partition."""
         now_ms = self.clock_ms + rng.choice((0, 0, 0, HOUR_MS, 2 * DAY_MS, 4 * DAY_MS, -DAY_MS))
         policy = rng.choice(("compact",) * 6 + ("compact,delete",) * (3 if self.by_yield else 1) + ("delete",))
-        told = Told(
+        told = RunOptions(
             now_ms=now_ms,
             policy=policy,
             strategy=rng.choice(self.strategies),
@@ -362,21 +362,21 @@ class World:
         words += ["--reset", reset] if reset else []
         words += ["--topics", rng.choice(TOPICS)] if rng.random() < 0.2 and not free else []
         words += ["--io-budget", rng.choice((0, 2000, 10_000))] if rng.random() < 0.2 else []
-        said = self.command(*words, codes=(0, 3))
+        output = self.command(*words, codes=(0, 3))
         made: list[str] = []
-        for p in said.report["partitions"]:
+        for p in output.report["partitions"]:
             if p["generation"] is not None:
                 if p["reset"] and "--reset" not in words:
                     raise Failed(f"started over without --reset: {p}")
-                self.committed(p, said.report, told)
+                self.committed(p, output.report, told)
                 made.append(p["topic"])
-        if said.code == 3 and not any(p["status"] == "uncleanable" for p in said.report["partitions"]):
-            raise Failed(f"exit code 3, and nothing is uncleanable: {shown(said)}")
-        done = [f"{p['topic']} {p['status']} {p['generation'] or ''}" for p in said.report["partitions"]]
-        done += [str(p["problem"]) for p in said.report["partitions"] if p["problem"]]
-        self.told.append(f"      {', '.join(done)}; {told}; archive needed: {said.report['archive_needed_because']}")
-        self.check_contents(made, said.report)
-        return said, told
+        if output.code == 3 and not any(p["status"] == "uncleanable" for p in output.report["partitions"]):
+            raise Failed(f"exit code 3, and nothing is uncleanable: {shown(output)}")
+        done = [f"{p['topic']} {p['status']} {p['generation'] or ''}" for p in output.report["partitions"]]
+        done += [str(p["problem"]) for p in output.report["partitions"] if p["problem"]]
+        self.told.append(f"      {', '.join(done)}; {told}; archive needed: {output.report['archive_needed_because']}")
+        self.check_contents(made, output.report)
+        return output, told
 
     def night(self, rng: random.Random) -> None:
         """Append some batches to both logs, and roll them; then compact."""
@@ -387,7 +387,7 @@ class World:
             log.roll(self.snapshots)
         self.compact(rng)
 
-    def settings(self, rng: random.Random, told: Told) -> Path:
+    def settings(self, rng: random.Random, told: RunOptions) -> Path:
         """Write a file with the run's settings."""
         path = self.root / "settings.toml"
         values = {
@@ -410,7 +410,7 @@ class World:
         path.write_text("\n".join([*lines, "[job]", *(f'"{k}" = {json.dumps(v)}' for k, v in job.items())]) + "\n")
         return path
 
-    def committed(self, p: dict[str, Any], report: dict[str, Any], told: Told) -> None:
+    def committed(self, p: dict[str, Any], report: dict[str, Any], told: RunOptions) -> None:
         """Judge a generation, by reading its files in their places; `check_contents` compares restore with the same."""
         topic, log = p["topic"], self.logs[p["topic"]]
         before = self.current.get(topic)
@@ -494,8 +494,8 @@ class World:
         """Run verify on the store: it finds nothing wrong, except in partitions whose archive has changed since."""
         odd = {topic for topic in self.current if self.logs[topic].odd & {"hole", "came back", "created again"}}
         odd |= {topic for topic, made in self.current.items() if self.is_torn(made, self.logs[topic])}
-        said = self.command("verify", "--store", self.store, *more, *self.now_at(more), codes=(0, 3) if odd else (0,))
-        for p in said.report["partitions"] if odd else ():
+        output = self.command("verify", "--store", self.store, *more, *self.now_at(more), codes=(0, 3) if odd else (0,))
+        for p in output.report["partitions"] if odd else ():
             if p["problems"] and p["topic"] not in odd:
                 raise Failed(f"verify --store: {p['problems']}")
 
@@ -521,20 +521,20 @@ class World:
             return output
         without = {f"{topic}-0" for topic in self.logs if topic not in self.current}  # restore names them
         words = ["restore", "--store", self.store, "--output", output, *more, *self.now_at(more)]
-        said = self.command(*words, codes=(0, 3) if without else (0,))
-        problems = [p for p in said.report["problems"] if p["kind"] != "no_generation" or p["path"] not in without]
+        text = self.command(*words, codes=(0, 3) if without else (0,))
+        problems = [p for p in text.report["problems"] if p["kind"] != "no_generation" or p["path"] not in without]
         if problems:
             raise Failed(f"restore: {problems}")
-        there = {p["topic"]: p for p in said.report["partitions"]}
+        existing = {p["topic"]: p for p in text.report["partitions"]}
         for topic in topics:
-            if topic not in there:
-                raise Failed(f"{topic}: restore leaves it out: {there}")
+            if topic not in existing:
+                raise Failed(f"{topic}: restore leaves it out: {existing}")
             made = self.current[topic]
             contents = read_folder(output / f"{topic}-0")
             if contents != made.contents:
                 raise Failed(f"{topic}: restored {difference(contents, made.contents)}")
-            if there[topic]["log_start_offset"] != made.start or there[topic]["next_offset"] != made.next:
-                raise Failed(f"{topic}: restored {there[topic]}, expected {made.start}..{made.next}")
+            if existing[topic]["log_start_offset"] != made.start or existing[topic]["next_offset"] != made.next:
+                raise Failed(f"{topic}: restored {existing[topic]}, expected {made.start}..{made.next}")
         self.command("verify", output, "--set", "gaps=accept")
         self.command("reindex", output, "--check")
         return output
@@ -547,7 +547,7 @@ class World:
         """Return the option with the archive's present place, if it has moved and `given` does not have it."""
         return ("--archive", self.archive) if self.has_moved() and "--archive" not in given else ()
 
-    def check_uncleanable(self, p: dict[str, Any], told: Told) -> None:
+    def check_uncleanable(self, p: dict[str, Any], told: RunOptions) -> None:
         """Check that the model knows a reason why a partition is uncleanable."""
         log, problem = self.logs[p["topic"]], p["problem"]
         nulls = any(e.record.key is None for e in log.entries.values())
@@ -563,9 +563,9 @@ class World:
         if not numbers or max(numbers) < 2:
             return
         to = rng.randint(1, max(numbers) - 1)
-        said = self.command("rollback", "--store", self.store, "--generation", to, codes=(0, 2, 3))
-        if said.code == 0:
-            for p in said.report["partitions"]:
+        output = self.command("rollback", "--store", self.store, "--generation", to, codes=(0, 2, 3))
+        if output.code == 0:
+            for p in output.report["partitions"]:
                 now = self.current[p["topic"]]
                 old = next(one for one in now.line() if one.number == to)
                 self.current[p["topic"]] = replace(old, number=p["generation"], run_id=p["run_id"], before=now)
@@ -600,13 +600,13 @@ class World:
         given_up = rng.choice(TOPICS) if rng.random() < 0.2 else ""
         words += ["--give-up", given_up] if given_up in self.current else []
         obliged = {topic: self.obliged(topic) for topic in self.current if topic != given_up}
-        dry, said = self.command(*words, "--dry-run"), self.command(*words)
-        if dry.report["partitions"] != said.report["partitions"] or dry.report["kept"] != said.report["kept"]:
-            raise Failed(f"a dry run said {dry.report}, vacuum {said.report}")
+        dry, output = self.command(*words, "--dry-run"), self.command(*words)
+        if dry.report["partitions"] != output.report["partitions"] or dry.report["kept"] != output.report["kept"]:
+            raise Failed(f"a dry run said {dry.report}, vacuum {output.report}")
         for topic, records in obliged.items():
             left = self.in_store(topic)
-            if gone := sorted(records - left, key=lambda r: r.offset):
-                raise Failed(f"{topic}: vacuum took the only copy of {len(gone)} records: {gone[:2]}")
+            if removed := sorted(records - left, key=lambda r: r.offset):
+                raise Failed(f"{topic}: vacuum took the only copy of {len(removed)} records: {removed[:2]}")
 
     def obliged(self, topic: str) -> set[Record]:
         """Return the records that the store holds, the archive does not, and the current generation's chain has never
@@ -636,11 +636,11 @@ class World:
         if lost:
             self.vacuumed(rng)
         shutil.rmtree(self.store / "state")
-        said = self.command("rebuild-state", "--store", self.store, codes=(0, 2))
-        if said.code == 2:
+        output = self.command("rebuild-state", "--store", self.store, codes=(0, 2))
+        if output.code == 2:
             chosen = [f"--choose={topic}-0={made.run_id}" for topic, made in self.current.items()]
-            said = self.command("rebuild-state", "--store", self.store, *chosen)
-        for p in said.report["partitions"]:
+            output = self.command("rebuild-state", "--store", self.store, *chosen)
+        for p in output.report["partitions"]:
             now = self.current[p["topic"]]
             self.current[p["topic"]] = replace(now, number=p["generation"], run_id=p["run_id"])
         self.look()
@@ -723,12 +723,12 @@ class World:
             }  # it looks up the log end too
             lost = made.archive != self.archive and bool(asked & made.in_archive)
             words = ("lookup", "--store", self.store, "--partition", f"{topic}-0", "--offset", at)
-            said = self.command(*words, codes=(3,) if lost else (0,))
+            output = self.command(*words, codes=(3,) if lost else (0,))
             if lost:  # the generation names its place before the archive moved
-                if f"{made.archive}/{topic}-0/" not in said.report["partitions"][0]["problem"]:
-                    raise Failed(f"lookup of {topic} {at}: {said.report}, expected a file of {made.archive}")
+                if f"{made.archive}/{topic}-0/" not in output.report["partitions"][0]["problem"]:
+                    raise Failed(f"lookup of {topic} {at}: {output.report}, expected a file of {made.archive}")
                 continue
-            [answer] = said.report["partitions"][0]["answers"]
+            [answer] = output.report["partitions"][0]["answers"]
             if found is not None and answer["batch_base_offset"] != found.base_offset:
                 raise Failed(f"lookup of {topic} {at}: {answer}, expected the batch at {found.base_offset}")
 
@@ -791,19 +791,19 @@ def failure(
     known: Mapping[str, Known] = MappingProxyType(KNOWN),
     kind: type[World] = World,
 ) -> str | None:
-    """Return the failure of a sequence; None if it has none, or a known one."""
+    """Return the failure of a sequence; None: no failure, or a known one."""
     shutil.rmtree(root, ignore_errors=True)
     tally = tally or Tally()
     try:
         kind(root, case, tally, known).play()
     except Failed as error:
-        said = str(error)
-        head = " ".join(said.split("\n")[:2])
+        message = str(error)
+        head = " ".join(message.split("\n")[:2])
         for name, one in known.items():
             if one.pattern and re.search(one.pattern, head):
                 tally.known[name] += 1
                 return None
-        return said
+        return message
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(root)
@@ -812,7 +812,9 @@ def failure(
 
 def gist(said: str) -> str:
     """Return the first words of a failure, without numbers: two failures with one gist count as the same."""
-    head = re.sub(r"\(\d+\.\.\d+\)|Told\(.*?\)|^step \d+, |Record\(.*\)|/.*world", "", " ".join(said.split("\n")[:2]))
+    head = re.sub(
+        r"\(\d+\.\.\d+\)|RunOptions\(.*?\)|^step \d+, |Record\(.*\)|/.*world", "", " ".join(said.split("\n")[:2])
+    )
     return re.sub(r"\d+|\b[ab]\b", "", head)[:100]
 
 

@@ -89,7 +89,7 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Told:
+class RunOptions:
     """Settings and options of a run for a topic."""
 
     now_ms: int
@@ -147,7 +147,7 @@ def given_to(log: Log, parent: Generation | None) -> dict[int, Row]:
     return before | {o: row for o, row in archived.items() if o >= parent.next}
 
 
-def wrongs(made: Generation, log: Log, given: dict[int, Row], told: Told) -> Iterator[str]:
+def wrongs(made: Generation, log: Log, given: dict[int, Row], told: RunOptions) -> Iterator[str]:
     """Yield everything wrong with a generation, a line each."""
     yield from _changed(made.contents, log, given)
     yield from _wrongly_ended(made, log)
@@ -196,7 +196,7 @@ def _ending(aborted: bool, end: int | None) -> str:
     return "is open" if end is None else f"was {'aborted' if aborted else 'committed'} at {end}"
 
 
-def _bounds(made: Generation, log: Log, told: Told) -> Iterator[str]:
+def _bounds(made: Generation, log: Log, told: RunOptions) -> Iterator[str]:
     end = made.contents.end
     if end != made.next:
         yield f"ends at {end}, and its report says {made.next}"
@@ -218,7 +218,7 @@ def expected_start(made: Generation, log: Log) -> int:
     return max(first, log.start_known or 0)
 
 
-def _missing(made: Generation, log: Log, given: dict[int, Row], told: Told) -> Iterator[str]:
+def _missing(made: Generation, log: Log, given: dict[int, Row], told: RunOptions) -> Iterator[str]:
     best: dict[bytes, tuple[bool, int, int]] = {}
     behind = [b for b in log.held() if b.base_offset >= made.next]  # in the archive; counts for retention.bytes too
     start, left = expected_start(made, log), sum(len(b.data) for b in [*made.contents.batches, *behind])
@@ -288,7 +288,7 @@ def _come_back(made: Generation, log: Log) -> Iterator[str]:
             yield f"came back: {record}, which the tombstone at {tombstone.offset} deleted"
 
 
-def _may_expire(row: Row, left_bytes: int, told: Told) -> bool:
+def _may_expire(row: Row, left_bytes: int, told: RunOptions) -> bool:
     """Return whether retention may take a record at the beginning: it is too old, or enough is left without it."""
     old = told.retention_ms >= 0 and row.record.timestamp < told.now_ms - told.retention_ms
     return old or 0 <= told.retention_bytes <= left_bytes
@@ -300,7 +300,7 @@ def _counts(entry: Entry, given: dict[int, Row], until: int) -> bool:
     return txn is None or (txn.end is not None and txn.end < until and txn.end in given and not txn.aborted)
 
 
-def _cleanable(row: Row, made: Generation, log: Log, told: Told) -> bool:
+def _cleanable(row: Row, made: Generation, log: Log, told: RunOptions) -> bool:
     """Return whether a run may clean this record: it is neither in the segment still written to, nor too young."""
     known = made.parent.next if made.parent is not None else 0  # cut off there: no longer written to
     if not told.sealed and row.record.offset >= max(log.segments[-1].base, known):
@@ -322,16 +322,16 @@ def _last_batches(made: Generation, log: Log, given: dict[int, Row]) -> Iterator
             elif batch.producer_id in last:
                 known = last[batch.producer_id]
                 last[batch.producer_id] = replace(known, max_timestamp=batch.max_timestamp)
-    there = {b.base_offset for b in made.contents.batches}
+    existing = {b.base_offset for b in made.contents.batches}
     now_ms = max(one.now_ms for one in made.chain())  # producers that were idle then are forgotten
     for batch in last.values():
         here = any(batch.base_offset <= o <= batch.last_offset for o in given)
         idle = now_ms - batch.max_timestamp >= DAY_MS
-        if here and not idle and batch.base_offset >= made.start and batch.base_offset not in there:
+        if here and not idle and batch.base_offset >= made.start and batch.base_offset not in existing:
             yield f"the last batch of producer {batch.producer_id} at {batch.base_offset} is gone"
 
 
-def _left_over(made: Generation, log: Log, told: Told) -> Iterator[str]:
+def _left_over(made: Generation, log: Log, told: RunOptions) -> Iterator[str]:
     """Yield each record that a compacting run kept although a dirty record outranks it, both in the range that it
     cleaned.
     """

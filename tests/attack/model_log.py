@@ -256,7 +256,7 @@ class Log:
     def _files(self, base: int) -> list[Path]:
         return sorted(self.folder.glob(f"{base:020}.*"))
 
-    # what is there
+    # existing files
 
     def held(self) -> Iterator[Batch]:
         """Yield the batches that the archive holds."""

@@ -32,10 +32,10 @@ def before(root: Path) -> tuple[Names, dict[int, int]]:
     names, sizes = Names(), {}
     for folder, folders, files in os.walk(root):
         below = os.path.relpath(folder, root).removeprefix(".").removeprefix("/")
-        there = names.of[below] = dict.fromkeys(folders, 0)
+        existing = names.of[below] = dict.fromkeys(folders, 0)
         for file in files:
             found = (Path(folder) / file).stat()
-            there[file] = found.st_ino
+            existing[file] = found.st_ino
             sizes[found.st_ino] = found.st_size
     return names, sizes
 
@@ -48,8 +48,8 @@ def lose_power(
     trash: every file that lost a name, by inode.
     """
     names, sizes = at_first
-    durable = {folder: dict(there) for folder, there in names.of.items()}
-    now = {folder: dict(there) for folder, there in names.of.items()}
+    durable = {folder: dict(existing) for folder, existing in names.of.items()}
+    now = {folder: dict(existing) for folder, existing in names.of.items()}
     for one in noted:
         folder, _, name = one.path.rpartition("/")
         if one.kind == "create":

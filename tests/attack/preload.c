@@ -287,7 +287,7 @@ EXPORT int ftruncate(int fd, off_t n) {
 }
 EXPORT int ftruncate64(int fd, off64_t n) { return ftruncate(fd, n); }
 
-/* Nobody loses power here: what was flushed is noted, and no disk is waited for. */
+/* There is no power cut here: record the flush, and do not wait for the disk. */
 static int synced(int fd, int (*real)(int)) {
     char buffer[PATH_MAX];
     if (!is_ours()) return real(fd);

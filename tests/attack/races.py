@@ -27,7 +27,7 @@ from tests.attack.histories import (
     VERIFY,
     Child,
     History,
-    Said,
+    Output,
     check_said,
     compact,
     restore,
@@ -129,7 +129,7 @@ def verdict(history: History, known: Known, case: Round) -> str:
     history.check_archive()
     history.child(lambda: _check(history, known, ended))
     history.check_archive()
-    return BEATEN if any(isinstance(said, Said) and said.code for _, said in ended) else ALONE
+    return BEATEN if any(isinstance(said, Output) and said.code for _, said in ended) else ALONE
 
 
 def _forget(root: Path, step: str) -> None:
@@ -208,10 +208,10 @@ def _check_next(history: History) -> None:
     """
     root = history.root
     for words in (compact(root), VERIFY(root), VACUUM(root), VERIFY(root)):
-        said = run(words)
-        check_said(said)
-        if said.code:
-            raise Failed(f"{words[0]} after the round ends with {said.code}: {said.report} {said.stderr[-1500:]}")
+        output = run(words)
+        check_said(output)
+        if output.code:
+            raise Failed(f"{words[0]} after the round ends with {output.code}: {output.report} {output.stderr[-1500:]}")
     now = stands(root / "store")
     logs = {key: {n: data for n, data in files.items() if n.endswith(".log")} for key, files in now.files.items()}
     if logs != history.cleaned:

@@ -60,7 +60,7 @@ class Seen:
 
     problems: list[Problem] = field(default_factory=list)
     output: Any = None  # comparable: equal for equal archives
-    plan: PartitionPlan | None = None  # of a compaction
+    plan: PartitionPlan | None = None  # plan of a compaction
     outcome: Outcome | None = None
 
 
@@ -368,9 +368,9 @@ def unreadable_problem(error: Exception) -> Problem:
 
 def _written(report: Any) -> str:
     """Format a report as a user and as a program get it, without times."""
-    told = report.to_json()
+    answer = report.to_json()
     report.to_text()
-    return json.dumps(without(told, "seconds", "io"), default=str)
+    return json.dumps(without(answer, "seconds", "io"), default=str)
 
 
 def without(told: Any, *names: str) -> Any:

@@ -115,10 +115,10 @@ def _others(files: dict[str, bytes], path: str) -> list[str]:
 def _documents(data: bytes) -> list[Any]:
     """Return the documents of a file of JSON, a line each; [] for another file."""
     try:
-        told = [json.loads(line) for line in data.splitlines()]
+        report = [json.loads(line) for line in data.splitlines()]
     except ValueError:
         return []
-    return told if told and all(isinstance(one, dict) for one in told) else []
+    return report if report and all(isinstance(one, dict) for one in report) else []
 
 
 def _fields(holder: Any) -> Iterator[tuple[Any, Any]]:

@@ -27,7 +27,7 @@ from tests.attack.histories import (
     OF_THE_COMMIT,
     VACUUM,
     Child,
-    Said,
+    Output,
     Stands,
     check_said,
     differs,
@@ -56,7 +56,7 @@ SMALL: Final = (".snapshot", "leader-epoch-checkpoint", "partition.metadata")
 class Seen:
     """The report of a job, and its output."""
 
-    said: Said
+    said: Output
     output: Any
 
 
@@ -67,28 +67,28 @@ def _command(*words: str) -> Job:
     """Return a job whose output is its report."""
 
     def job(root: Path) -> Seen:
-        said = run([words[0], "--store", str(root / "store"), *words[1:], "--json"])
-        return Seen(said, without(said.report, "seconds", "io", "notes"))
+        output = run([words[0], "--store", str(root / "store"), *words[1:], "--json"])
+        return Seen(output, without(output.report, "seconds", "io", "notes"))
 
     return job
 
 
 def _restore(root: Path, *more: str) -> Seen:
     shutil.rmtree(root / "output", ignore_errors=True)
-    said = run([*histories.restore(root), *more])
-    return Seen(said, read_tree(root / "output") if (root / "output").exists() else {})
+    output = run([*histories.restore(root), *more])
+    return Seen(output, read_tree(root / "output") if (root / "output").exists() else {})
 
 
 def _changes(words: Callable[[Path], list[str]]) -> Job:
     """Return a job that changes the store; its output is the store's state afterwards."""
 
     def job(root: Path) -> Seen:
-        said = run(words(root))
+        output = run(words(root))
         try:
             now = stands(root / "store")
         except Exception as error:  # the damaged store cannot be read
-            return Seen(said, error)
-        return Seen(said, now)
+            return Seen(output, error)
+        return Seen(output, now)
 
     return job
 
@@ -97,8 +97,8 @@ def _data_source(root: Path, **options: str) -> Seen:
     try:
         found: Any = comparable_rows(read("kafka_log", None, store=str(root / "store"), **options))
     except (JobError, LogFormatError) as error:
-        return Seen(Said(3, {"error": str(error)}, ""), None)
-    return Seen(Said(0, {"job": "data source"}, ""), found)
+        return Seen(Output(3, {"error": str(error)}, ""), None)
+    return Seen(Output(0, {"job": "data source"}, ""), found)
 
 
 def _rebuild(root: Path) -> Seen:
@@ -107,8 +107,8 @@ def _rebuild(root: Path) -> Seen:
 
 
 def _vacuum(root: Path) -> Seen:
-    said = run(VACUUM(root))
-    return Seen(said, set(read_tree(root / "store" / "segments")))
+    output = run(VACUUM(root))
+    return Seen(output, set(read_tree(root / "store" / "segments")))
 
 
 JOBS: Final[dict[str, Job]] = {
@@ -208,7 +208,7 @@ class Attacked:
             return AS_IT_LIES
         raise Failed(f"said done ({told}), and {differs(found, expected)}")
 
-    def _check_named(self, changes: dict[str, bytes | None], said: Said) -> None:
+    def _check_named(self, changes: dict[str, bytes | None], said: Output) -> None:
         """Check that the job names a damaged file, or its table or generation, and no other file."""
         told = " ".join([*_told(said.report), said.stderr])
         if not any(_names(told, path) for path in changes):
@@ -272,7 +272,7 @@ def _names(told: str, path: str) -> bool:
     return f"{room}/{name}/{below[0]}" in told or (name in told and run_id in told)
 
 
-def _notes(said: Said) -> list[str]:
+def _notes(said: Output) -> list[str]:
     return [*said.report.get("notes", ()), *said.report.get("not_checked", ())]
 
 
@@ -291,8 +291,8 @@ def _as_damaged(output: Any, changes: dict[str, bytes | None]) -> Any:
             files[key] = {name: data for name, data in (of | here).items() if data is not None}
         return output.generations, files
     if isinstance(output, set):
-        gone = {path for path, data in changes.items() if data is None and not path.endswith(f"/{COMMITTED}")}
-        return output - {path.removeprefix("segments/") for path in gone}  # vacuum writes `committed` again
+        removed = {path for path, data in changes.items() if data is None and not path.endswith(f"/{COMMITTED}")}
+        return output - {path.removeprefix("segments/") for path in removed}  # vacuum writes `committed` again
     return output
 
 

@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def number_of_cases(word: str) -> int:
-    """Return a number of cases; a group that tries none would prove nothing."""
+    """Return a number of cases; a group without cases would prove nothing."""
     if (n := int(word)) < 1:
         raise ValueError
     return n

@@ -124,7 +124,7 @@ def _by_kafka(files: dict[str, bytes], work: Path) -> str:
         return AGREED
     more, missing = set(found) - set(expected), set(expected) - set(found)
     if any("the log decides" in note for note in ours.result.notes):
-        # A snapshot or transaction index contradicts the log: Kafka believes it, and may clean records that ours leaves
+        # A snapshot or transaction index contradicts the log: Kafka trusts it, and may remove records that we keep
         missing -= {line for line in _cleaned(work / "archive" / "t-0") if int(line.split("\t")[1]) >= end}
         if not missing:
             return MORE

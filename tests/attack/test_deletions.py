@@ -18,7 +18,7 @@ from tests.attack.summary import again, chosen, tell
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
-FIRST = (8, 3)  # of seed 1 these delete much in little time: CI plays them
+FIRST = (8, 3)  # cases of seed 1 that delete much in little time: CI runs them
 FEW = len(FIRST)
 MOST_FAILURES = 3
 SHRINK_SECONDS = 60.0

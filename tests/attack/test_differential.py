@@ -69,7 +69,7 @@ class Case:
 class Cleaned:
     """Results of one log, or of all."""
 
-    logs: Counter[str] = field(default_factory=Counter)  # how they ended -> number
+    logs: Counter[str] = field(default_factory=Counter)  # outcome -> number
     passes: int = 0
     seen_only: int = 0  # logs of which only a consumer's view was compared
     records: int = 0

@@ -1,8 +1,8 @@
-"""Mishaps of each operation of a run: it fails, tears, lies, waits or is the last one. Cases are drawn from all, and
-counted.
+"""Faults in each operation of a run: an error, a torn write, a false success, a delay, or the end of the process. Cases
+are drawn from all faults, and counted.
 
 `preload.c` has the operations, below Python; `mishaps` has the mishaps, and `histories` the checks after them: the
-archive is unchanged, a generation is whole, the next run works as if nothing had been, and all reports are true.
+archive is unchanged, a generation is whole, the next run works as if there had been no fault, and all reports are true.
 """
 
 from __future__ import annotations

@@ -78,6 +78,6 @@ def failure(case: str, logs: _Logs, work: Path, tally: Counter[str]) -> str:
     try:
         report = run_merge(copies, work / "out")
         said = judge(read_batches(whole), Original(originals, kept), report, work / "out", tally)
-    except Exception as error:  # of whatever kind: it is the case that fails
+    except Exception as error:  # any error fails the case
         said = f"{type(error).__name__}: {error}"
     return f"{done}: {said}" if said else ""

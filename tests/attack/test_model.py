@@ -18,7 +18,7 @@ import pytest
 
 from lastkey.udfs.compact import passes
 from tests.attack import model
-from tests.attack.histories import Said
+from tests.attack.histories import Output
 from tests.attack.model import KNOWN, Case, Tally, failure, shrunk
 from tests.attack.summary import again, chosen, tell
 from tests.reference.log import decode_log, with_timestamps
@@ -94,7 +94,7 @@ def test_a_record_taken_out_of_a_generation_is_found(monkeypatch: pytest.MonkeyP
     """
     command = model.World.command
 
-    def damage_after(self: model.World, *words: object, codes: Sequence[int] = (0,)) -> Said:
+    def damage_after(self: model.World, *words: object, codes: Sequence[int] = (0,)) -> Output:
         said = command(self, *words, codes=codes)
         if words[0] == "compact":
             for path in (self.store / "segments").rglob(f"*-{said.report['run_id']}/*.log"):

@@ -43,8 +43,8 @@ class Warm:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         assert line, "the process that attacks has ended"
-        told = json.loads(line)
-        return Tried(**told["tried"]), told["of"], told["more"]
+        report = json.loads(line)
+        return Tried(**report["tried"]), report["of"], report["more"]
 
     def attack(self, request: pytest.FixtureRequest, name: str, group: str, few: int, what: str) -> Tried:
         """Try a few of the group's cases, or those that the options ask for."""

@@ -88,8 +88,8 @@ def _arguments(kind: str, archive: Path, root: Path) -> list[str]:
 
 def _newest_of_ten(names: list[str]) -> list[str]:
     logs = sorted(name for name in names if name.endswith(".log"))
-    gone = {name[: -len(".log")] for name in logs[len(logs) - len(logs) // 10 :]} if len(logs) > 1 else set()
-    return [name for name in names if name.partition(".")[0] in gone]
+    removed = {name[: -len(".log")] for name in logs[len(logs) - len(logs) // 10 :]} if len(logs) > 1 else set()
+    return [name for name in names if name.partition(".")[0] in removed]
 
 
 def _group_by_duckdb(python: str, archive: Path, exported: Path) -> None:

@@ -33,7 +33,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from lastkey.jobs.command import cli
 from lastkey.jobs.store.latest import TableOffsets, read_table_offsets
 from lastkey.udfs.storage import open_root
-from tests.attack.histories import Said, run
+from tests.attack.histories import Output, run
 from tests.attack.model_log import Log, drawn_codec, drawn_records
 from tests.builders.trees import make_older
 from tests.reference.log import ABORT, COMMIT, decode_log
@@ -87,12 +87,12 @@ class Year:
     night: int = 0
     topics: dict[str, Topic] = field(default_factory=dict)
     missing: tuple[int, int] | None = None  # a disk, and the night it comes back
-    seconds: list[tuple[float, int]] = field(default_factory=list)  # of each night, and partitions cleaned in it
+    seconds: list[tuple[float, int]] = field(default_factory=list)  # by run, with the number of cleaned partitions
     stood: dict[int, Night] = field(default_factory=dict)  # the last nights
     success: tuple[float, float] | None = None  # the clock before and after the last run with exit code 0
     draw: float = 0.1  # share of the nights in which more commands are asked
     n_tables: int = 0  # topics whose last records are exported, by Spark
-    tables: dict[str, tuple[Log, int]] = field(default_factory=dict)  # of each table its log, and where it begins
+    tables: dict[str, tuple[Log, int]] = field(default_factory=dict)  # table -> its log, and where it begins
     said: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
     checked: int = 0
@@ -124,7 +124,7 @@ class Year:
         self.topics[name] = Topic(log, disk)
         self._append(log)
 
-    # what happens by day
+    # events by day
 
     def day(self) -> None:
         self.night += 1
@@ -192,13 +192,13 @@ class Year:
                 path = self.archive / f"disk{disk}" / "log-start-offset-checkpoint"
                 path.write_text("\n".join(["0", str(len(given)), *given]) + "\n")
 
-    # what runs by night
+    # commands by night
 
-    def run(self, *words: object, codes: Sequence[int] = (0,)) -> Said:
-        said = run([*map(str, words), "--json"])
-        if said.code not in codes:
-            raise WrongError(f"night {self.night}: {words}: exit code {said.code}, {said.report} {said.stderr}")
-        return said
+    def run(self, *words: object, codes: Sequence[int] = (0,)) -> Output:
+        output = run([*map(str, words), "--json"])
+        if output.code not in codes:
+            raise WrongError(f"night {self.night}: {words}: exit code {output.code}, {output.report} {output.stderr}")
+        return output
 
     def sleep(self) -> None:
         """Run everything of a night, and check it."""
@@ -208,14 +208,14 @@ class Year:
         reset = [t.log.topic for t in self.topics.values() if t.odd and self._is_there(t)]
         words = ["--reset", ",".join(reset)] if reset and self.rng.random() < 0.5 else []
         words += ["--metrics-file", str(metrics)]
-        said = self.run("compact", *where, "--now", self.now_ms, *words, codes=(0, 3))
+        output = self.run("compact", *where, "--now", self.now_ms, *words, codes=(0, 3))
         took = time.perf_counter() - begin
-        if said.code == 0:
+        if output.code == 0:
             self.success = clock, time.time()
-        made = self._judge(said, reset="--reset" in words)
+        made = self._judge(output, reset="--reset" in words)
         self.seconds.append((took, len(made)))
-        self._judge_metrics(metrics.read_text(), said, made)
-        self._remember(said, made)
+        self._judge_metrics(metrics.read_text(), output, made)
+        self._remember(output, made)
         if self.rng.random() < self.draw:
             self._ask_runs()
         if self.rng.random() < self.draw:
@@ -230,7 +230,7 @@ class Year:
             self.run("verify", "--store", self.store)
         make_older(self.root, 24)
 
-    def _remember(self, said: Said, made: list[str]) -> None:
+    def _remember(self, said: Output, made: list[str]) -> None:
         before = self.stood[self.night - 1].stands if self.night - 1 in self.stood else {}
         stands = before | {
             p["topic"]: (self.topics[p["topic"]].log, p) for p in said.report["partitions"] if p["topic"] in made
@@ -238,9 +238,9 @@ class Year:
         self.stood[self.night] = Night(time.time_ns() // 1_000_000, said.report["run_id"], said.code, made, stands)
         self.stood.pop(self.night - NIGHTS, None)
 
-    # what is asked of drawn nights
+    # commands of drawn nights
 
-    def _judge_metrics(self, text: str, said: Said, made: list[str]) -> None:
+    def _judge_metrics(self, text: str, said: Output, made: list[str]) -> None:
         """Compare the metrics of a run with its report and the model."""
         found = samples(text)
         states = Counter(p["status"] for p in said.report["partitions"] if p["status"] != "uncleanable")
@@ -262,8 +262,10 @@ class Year:
     def _ask_runs(self) -> None:
         """Compare what `runs` tells of the last nights with the model."""
         since = min(self.stood)
-        said = self.run("runs", "--store", self.store, *(("--since", self.stood[since].clock_ms) if since > 1 else ()))
-        told = {run["run_id"]: run for run in said.report["runs"] if run["job"] == "compact"}
+        output = self.run(
+            "runs", "--store", self.store, *(("--since", self.stood[since].clock_ms) if since > 1 else ())
+        )
+        told = {run["run_id"]: run for run in output.report["runs"] if run["job"] == "compact"}
         for number, night in self.stood.items():
             run = told.get(night.run_id)
             if run is None and number == since > 1:
@@ -290,8 +292,8 @@ class Year:
         words = ("--topics", ",".join(names), "--as-of", night.clock_ms, "--output", output)
         if any(self.topics[name].disk == (self.missing or (None,))[0] for name in names):
             return  # its generations may need it
-        said = self.run("restore", "--store", self.store, *words)
-        generations = {p["topic"]: p["generation"] for p in said.report["partitions"]}
+        text = self.run("restore", "--store", self.store, *words)
+        generations = {p["topic"]: p["generation"] for p in text.report["partitions"]}
         wanted = {name: night.stands[name][1]["generation"] for name in names}
         if generations != wanted:
             raise WrongError(f"night {self.night}: as of night {number} restored {generations}, expected {wanted}")
@@ -306,8 +308,8 @@ class Year:
         stands, output = self.stood[self.night].stands, self.root / "latest"
         names = [name for name in sorted(self.topics)[:: len(self.topics) // self.n_tables] if name in stands]
         words = ("--latest", "--format", "delta", "--output", output, "--topics", ",".join(names))
-        said = self.run("export", "--store", self.store, *words, codes=(0, 3))
-        problems = {p["topic"] for p in said.report["topics"] if p["problems"]}
+        text = self.run("export", "--store", self.store, *words, codes=(0, 3))
+        problems = {p["topic"] for p in text.report["topics"] if p["problems"]}
         for name in names:
             log, p = stands[name]
             if name not in problems and self.tables.get(name, (None, 0))[0] is not log:
@@ -331,23 +333,23 @@ class Year:
         if {row["key"]: (row["offset"], row["value"]) for row in rows} != wanted:
             raise WrongError(f"night {self.night}: table of {name}, {stand}: expected {wanted}, found {rows}")
 
-    def _delete(self, said: Said) -> None:
+    def _delete(self, said: Output) -> None:
         """Delete unneeded segments, of about half of the topics."""
         there = {name for name, topic in self.topics.items() if self._is_there(topic)}
         if there != {p["topic"] for p in said.report["partitions"]}:
             raise WrongError(f"night {self.night}: archive-needed does not speak of all topics")
         for p in said.report["partitions"]:
-            topic, gone = self.topics[p["topic"]], [s["base_offset"] for s in p["segments"] if not s["needed"]]
-            if gone and (topic.odd or gone[-1] >= topic.next):
+            topic, removed = self.topics[p["topic"]], [s["base_offset"] for s in p["segments"] if not s["needed"]]
+            if removed and (topic.odd or removed[-1] >= topic.next):
                 raise WrongError(f"night {self.night}: {p} needs more")
-            self.said["topics of which archive-needed frees a part"] += bool(gone)
+            self.said["topics of which archive-needed frees a part"] += bool(removed)
             if self.rng.random() < 0.5:
                 for uri in p["files"]:
                     Path(uri.removeprefix("file://")).unlink()
-                topic.log.segments = [s for s in topic.log.segments if s.base not in gone]
-                self.events["segments deleted"] += len(gone)
+                topic.log.segments = [s for s in topic.log.segments if s.base not in removed]
+                self.events["segments deleted"] += len(removed)
 
-    def _judge(self, said: Said, *, reset: bool) -> list[str]:
+    def _judge(self, said: Output, *, reset: bool) -> list[str]:
         """Check what a run says of each topic, and each key of those that it cleaned. Returns these."""
         told = {p["topic"]: p for p in said.report["partitions"]}
         made = []

@@ -38,7 +38,7 @@ from tests.bench.simulate_yields import DRAWS, RECORD, SEED, SEGMENTS, Rule, sim
 START_MS, DAY = 1_700_000_000_000, 86_400_000
 BATCH_BYTES = 50_000
 PART = 100_000  # records made at a time
-DIGITS = 10 ** np.arange(11, -1, -1)  # of a key
+DIGITS = 10 ** np.arange(11, -1, -1)  # number of digits in a key
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -125,7 +125,7 @@ def timed(
     settings.write_text("\n".join(["[defaults]", '"cleanup.policy" = "compact"', *lines]))
     at = ["--now", str(START_MS + night * DAY), "--config", str(settings), "--engine", engine]
     command = [sys.executable, "-m", "lastkey", "compact", str(log.archive), "--store", str(store), *at, "--json"]
-    os.sync()  # what the last step wrote is not this one's work
+    os.sync()  # exclude the writes of the previous step
     begin = time.perf_counter()
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=True)
     seconds = time.perf_counter() - begin

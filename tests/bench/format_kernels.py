@@ -12,7 +12,7 @@ from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.primitives.memory_kernels import copy_bytes
 from lastkey.logformat.primitives.varint_kernels import size_of_varlong, write_varlong
 
-# What a record lacks at each step, beside what it lacked before
+# Parts that a record loses at each step
 NO_ATTRIBUTES: Final = 0
 NO_LENGTH: Final = 1
 STEPS: Final = 2  # steps and gaps instead of deltas

@@ -44,7 +44,7 @@ class FormatBytes:
     """Sums over batches with one codec and about as many records."""
 
     codec: str
-    from_records: int  # of a batch, one of BATCH_SIZES
+    from_records: int  # number of records in a batch, one of BATCH_SIZES
     batches: int
     records: int
     bytes: tuple[int, ...]  # in magic 2, and after each of CHANGES: the last is magic 3

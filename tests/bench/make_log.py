@@ -14,9 +14,9 @@ RECORDS = 8_600_000
 KEYS = 1_000_000
 SEGMENT_BYTES = 128 << 20
 _BATCH_BYTES = 128 << 10  # before compression; what a producer of batch.size 64 KiB makes
-_PLAIN_BATCH_BYTES = 16 << 10  # what one of batch.size 16 KiB, the default, makes without a codec
-_PART_BYTES = 24 << 20  # of records made at a time
-_RECORD_BYTES = 30  # of a record beside its value, at the most
+_PLAIN_BATCH_BYTES = 16 << 10  # size of a batch by the default batch.size, 16 KiB, without a codec
+_PART_BYTES = 24 << 20  # bytes of records that are made at a time
+_RECORD_BYTES = 30  # maximum size of a record without its value
 _START_MS = 1_700_000_000_000
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 

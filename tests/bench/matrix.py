@@ -45,7 +45,7 @@ COLUMNS = (
 WHOLE = (1000, 0.5, 1, False)  # value_bytes, survivors, partitions, one_record of the cells with all columns
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 CORES = os.cpu_count() or 1
-_RECORD_BYTES = 28  # of a record beside its value, about
+_RECORD_BYTES = 28  # approximate size of a record without its value
 
 Row = dict[str, Any]  # a line of the file
 Seconds = Callable[[Path, Path], float]
@@ -60,7 +60,7 @@ class Cell:
     survivors: float = 0.5
     partitions: int = 1
     one_record: bool = False
-    megabytes: int = 1000  # of records, before compression
+    megabytes: int = 1000  # size of the records before compression
 
     @property
     def name(self) -> str:

@@ -51,7 +51,7 @@ class Race:
     said: dict[str, str] = field(default_factory=dict)
     tried: dict[str, int] = field(default_factory=dict)  # run id -> partition
     errors: list[str] = field(default_factory=list)
-    commits: int = 0  # of `compaction_checkpoints`
+    commits: int = 0  # commits to `compaction_checkpoints`
     seconds: float = 0
 
     def to_text(self) -> str:

@@ -31,16 +31,16 @@ import numpy as np
 from lastkey.udfs.yields.schedule import READS, READS_OF_ALL, WRITES, ScheduleLimits, Segments, choose
 
 RECORD = 100  # bytes
-SEGMENTS = 40  # of the live records at the start
+SEGMENTS = 40  # segments with the live records at the start
 NIGHTS = 60
 NEW = 0.05
 PARTS = ("new", "rewrites", "filters", "keys")
 RATIOS = (0.04, 0.08, 0.12, 0.16, 0.2, 0.3, 0.5)  # min.cleanable.dirty.ratio
 MIN_YIELDS = (0.1, 0.2, 0.3, 0.5)
 READS_OF_NEW = 2  # scan and clean
-FILTER_BYTES = 2.0  # of a key filter, for each record
+FILTER_BYTES = 2.0  # size of a key filter for each record
 FACTS_SHARE = 0.005  # bytes of a segment's facts, for each of its own
-HASH_BYTES = 16.0  # of a key file, for each distinct new key
+HASH_BYTES = 16.0  # size of a key file for each distinct new key
 PERIODS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30)  # nights between two cleanings of the broker's
 SEED = 1
 Night = Callable[[], np.ndarray]
@@ -161,7 +161,7 @@ def broker(draw: Draw, keys: int, *, kafka: bool = False) -> np.ndarray:
     how = {"reads_of_all": 1, "writes": 1} if kafka else {}
     found = []
     for period in PERIODS:
-        ratio = period * NEW / (1 + period * NEW)  # what it has reached when so many nights wait
+        ratio = period * NEW / (1 + period * NEW)  # dirty ratio after so many runs were not due
         rule = Rule(ratio * 0.999, None, keys * RECORD // SEGMENTS, **how)
         measured = simulate(draw(np.random.default_rng(SEED), keys), keys, rule, NIGHTS // period * period)
         found.append((measured.space, measured.io))

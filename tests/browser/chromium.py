@@ -58,7 +58,7 @@ def look(chrome: Chrome, page: Path, *, width: int, dark: bool = False, shot: Pa
     shot: where a picture of the whole page goes.
     """
     for kind in ("browser", "performance"):
-        chrome.get_log(kind)  # what was before
+        chrome.get_log(kind)  # discard earlier messages
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]

@@ -20,7 +20,7 @@ from lastkey.logformat.side_files import checkpoints, producer_snapshot
 from tests.builders.trees import files_in
 
 EXPIRATION_MS = 2**31 - 1  # producer.id.expiration.ms: as long as it may be, 24 days
-_NO_EPOCHS = b"0\n0\n"  # what Kafka leaves of leader epochs for a log of magic 0 and 1
+_NO_EPOCHS = b"0\n0\n"  # Kafka's epoch checkpoint for a log of magic 0 and 1
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A front of Azurite and fake-gcs-server, which does what delta-rs and Spark's connector ask and they lack.
+"""A proxy in front of Azurite and fake-gcs-server with the requests of delta-rs and Spark's connector that they lack.
 
     python -m tests.builders.cloud_front PORT
 

@@ -126,7 +126,7 @@ def _front(port: int) -> Iterator[int]:
 
 
 def free_port() -> int:
-    """Return a port of the loopback that is free now. Neither server takes one itself and says which."""
+    """Return a port of the loopback that is free now. Neither server can choose and report a port itself."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])

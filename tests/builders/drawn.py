@@ -31,7 +31,7 @@ class Drawn:
     checkpoint: int | None
     sealed: bool
     null_keys: str
-    times: list[int]  # of the passes
+    times: list[int]  # times of the passes
     later_checkpoints: list[int | None]
     with_snapshots: bool
 

@@ -77,18 +77,18 @@ class Erasures:
         return self.lab.run(NOW, **{"force": True} | options)
 
     def erase(self, *keys: str, **options: Any) -> EraseReport:
-        """Erase keys, and note where they are gone."""
+        """Erase keys, and note the logs and bounds of the erasure."""
         report = erase.run(self.options(*keys, **options), Silent())
         if not (report.exit_code or options.get("dry_run") or options.get("check")):
-            for logs in self.bounds.values():  # of those that are away all that has come since goes too
+            for logs in self.bounds.values():  # an erasure covers all records that absent logs receive meanwhile
                 logs |= {key: MAX_OFFSET for key in map(str.encode, keys) if key in logs}
             self.bound(map(str.encode, keys))
         return report
 
     def bound(self, keys: Iterable[bytes]) -> None:
         """Note that all records of these keys are gone from the log that the archive holds."""
-        if gone := dict.fromkeys(keys, self.end()):
-            self.bounds.setdefault(format_uuid(self.topic_id), {}).update(gone)
+        if removed := dict.fromkeys(keys, self.end()):
+            self.bounds.setdefault(format_uuid(self.topic_id), {}).update(removed)
 
     def options(self, *keys: str, **options: Any) -> EraseOptions:
         given = {"store": str(self.lab.store), "hmac_key": self.hmac_key, "config": self.config}
@@ -108,21 +108,21 @@ class Erasures:
         return [r for row in rows for r in _records(self.lab.path(row).read_bytes()[: row.size_bytes])]
 
     def judge(self) -> str:
-        """Return what is wrong with the current generation; "" if it holds nothing erased, and all that it must."""
+        """Return the fault of the current generation; "" if it has all records but the erased ones."""
         state = self.lab.state()
         if ("t", 0) not in state.checkpoints():
             return ""
-        end, there, held = self.end(), {r.offset: r for r in self.archived()}, self.current()
+        end, existing, held = self.end(), {r.offset: r for r in self.archived()}, self.current()
         bounds = self.bounds.get(state.checkpoints()["t", 0].topic_id or "", {})
         for r in held:
             if r.offset < bounds.get(r.key or b"", 0):
                 return f"{r.key!r} at {r.offset}, erased below {bounds[r.key or b'']}"
-            if there.get(r.offset) != r:
-                return f"{r} is not {there.get(r.offset)}"
-        last = {r.key: r for r in there.values() if r.offset < end}
+            if existing.get(r.offset) != r:
+                return f"{r} is not {existing.get(r.offset)}"
+        last = {r.key: r for r in existing.values() if r.offset < end}
         wanted = {r.offset for r in last.values() if r.offset >= bounds.get(r.key or b"", 0)}
         lost = wanted - {r.offset for r in held}
-        return f"lost {[there[offset] for offset in sorted(lost)]}" if lost else ""
+        return f"lost {[existing[offset] for offset in sorted(lost)]}" if lost else ""
 
     def gone_keys(self) -> set[bytes]:
         """Return the keys of which nothing may be anywhere in the store: erased, and written since to no log."""

@@ -140,10 +140,10 @@ def install_from_environment() -> None:
     said = os.environ.get(VARIABLE)
     if not said:
         return
-    told = json.loads(said)
+    report = json.loads(said)
     locations.pafs = SimpleNamespace(LocalFileSystem=_Local, FileSystem=_FromUri)
     _hook_once()
-    _state.plan = _Plan(Path(told["folder"]), [_from_json(fault) for fault in told["faults"]])
+    _state.plan = _Plan(Path(report["folder"]), [_from_json(fault) for fault in report["faults"]])
     os.pread, os.fsync = _pread, _fsync
     regular_files.RegularFile = _Regular  # type: ignore[misc]
     _bind_pread()

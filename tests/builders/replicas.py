@@ -122,7 +122,7 @@ class Original:
 
 
 def judge(whole: Batches, copies: Original, report: MergeReport, out: Path, tally: Counter[str]) -> str:
-    """Return what is wrong with a merged log; "" if nothing is.
+    """Return the fault of a merged log; "" if there is none.
 
     Each batch that a copy still has must be there: as it was written if an undamaged copy has it so, else one of those
     with the most records. No other batch may be where a copy has one.
@@ -131,7 +131,7 @@ def judge(whole: Batches, copies: Original, report: MergeReport, out: Path, tall
     if partition.refused:
         return f"refused: {[str(p) for p in partition.problems]}"
     found, lost = read_batches(out), 0
-    there = sorted(set().union(*copies.kept))
+    existing = sorted(set().union(*copies.kept))
     for key in sorted(whole.keys() | found.keys()):
         candidates = {b[key].data for b, kept in zip(copies.batches, copies.kept, strict=True) if key in kept}
         data = found[key].data if key in found else None
@@ -146,7 +146,7 @@ def judge(whole: Batches, copies: Original, report: MergeReport, out: Path, tall
             had = {_without_epoch(b[key].data) for b in copies.batches if key in b}
             if _without_epoch(data) not in had:
                 return f"offsets {key}: other bytes than any copy had"
-        elif not best and data is not None and any(key[0] <= last and first <= key[1] for first, last in there):
+        elif not best and data is not None and any(key[0] <= last and first <= key[1] for first, last in existing):
             return f"offsets {key}: a batch that no copy had"
         lost += not best
     tally["batches that no copy had"] += lost

@@ -32,7 +32,7 @@ def restore_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str], logs: dict[
     archive, store = str(place.archive.parent), str(place.store)
     named = ["--topics", "*", "--cleanup-policy", "compact", "--force"]
     assert place.run("compact", archive, "--store", store, *named, *(words or ["--sealed"]))[0] == 0
-    code, said = place.run("restore", "--store", store, "--output", str(tmp_path / "text"))
-    told = json.loads(place.run("restore", "--store", store, "--output", str(tmp_path / "json"), "--json")[1])
-    assert (code, told["exit_code"]) == (0, 0)
-    return told, said
+    code, output = place.run("restore", "--store", store, "--output", str(tmp_path / "text"))
+    report = json.loads(place.run("restore", "--store", store, "--output", str(tmp_path / "json"), "--json")[1])
+    assert (code, report["exit_code"]) == (0, 0)
+    return report, output

@@ -32,7 +32,7 @@ class Fault:
 
     delay_seconds: float = 0
     status: int = 0  # answered in place of the server
-    code: str = ""  # of S3, in the answer's body
+    code: str = ""  # error code of S3, in the answer's body
     headers: tuple[tuple[str, str], ...] = ()
     cut: bool = False  # closed before the server sees it
     half: bool = False  # closed when the server has the first half of the body
@@ -155,7 +155,7 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
             for name, value in headers:
                 if name.lower() == "content-length" and self.command == "HEAD":
                     length = int(value)  # the size of a body that is not sent
-                elif name.lower() == "location":  # where Google's uploads go: through here too
+                elif name.lower() == "location":  # Google's uploads pass through this proxy too
                     self.send_header(name, value.replace(f":{upstream}/", f":{self.server.server_address[1]}/"))
                 elif name.lower() not in _HOP:
                     self.send_header(name, value)

@@ -1,8 +1,8 @@
 """Runs that do something, wait, or are killed at a named step of the product (`udfs.steps`).
 
-`at_step` calls a function in this process. `Holds` lets processes wait at steps, whichever they are: a driver, or a
-worker of an executor. A `sitecustomize` adds the audit hook there. The first process at a step writes its id into a
-pipe, and waits for a word in another pipe or for its end. All others pass.
+`at_step` calls a function in this process. `Holds` blocks any process at a step: a driver, or a worker of an
+executor. A `sitecustomize` adds the audit hook there. The first process at a step writes its id into a
+pipe, and waits for a word in another pipe or for its end. All others continue.
 """
 
 from __future__ import annotations

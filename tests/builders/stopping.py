@@ -115,10 +115,10 @@ def wait_until_gone(pid: int) -> None:
     with suppress(ProcessLookupError):
         process = os.pidfd_open(pid)
         try:
-            gone, _, _ = select.select([process], [], [], PATIENCE)
+            removed, _, _ = select.select([process], [], [], PATIENCE)
         finally:
             os.close(process)
-        assert gone, f"process {pid} does not end"
+        assert removed, f"process {pid} does not end"
 
 
 def descendants(pid: int) -> list[int]:

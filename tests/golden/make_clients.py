@@ -30,7 +30,7 @@ from tests.kafka_lab.waiting import wait_until
 WRITERS = Path(__file__).parent / "writers"
 CLIENTS_OF = {"confluent": "with_confluent.py", "kafka-python": "with_kafka_python.py", "aiokafka": "with_aiokafka.py"}
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-INTERNAL_BYTES = 8192  # of segments
+INTERNAL_BYTES = 8192  # size of segments
 LEAST_EXPIRED = 20  # keys of each of the broker's topics
 INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 DIED = 9  # exit code of Counts.java

@@ -38,7 +38,7 @@ def test_importing_the_package_brings_nothing_heavy_and_names_everything():
         "import sys, lastkey; heavy = {'pyspark', 'numba', 'pyarrow', 'numpy', 'click', 'pandas'} & set(sys.modules);"
         "print(sorted(heavy), set(lastkey.__all__) <= set(dir(lastkey)));"
         "from lastkey import compact; print('pyspark' in sys.modules, 'numba' in sys.modules);"
-        "import lastkey.jobs.compact.job; print('pyspark' in sys.modules)"  # which threads do without
+        "import lastkey.jobs.compact.job; print('pyspark' in sys.modules)"  # threads run without pyspark
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[] True\nFalse False\nFalse\n"

@@ -79,8 +79,8 @@ def test_a_vacuum_whose_clock_is_ahead_takes_nothing_young(tmp_path: Path, monke
     before = read_tree(maker.store / "segments")
     _ahead(monkeypatch, 1)
     report = vacuum.run(VacuumOptions(str(maker.store)), Silent())
-    gone = before.keys() - read_tree(maker.store / "segments").keys()
-    assert {path.split("/")[1].split("-")[0] for path in gone} == {"1"}  # the second was replaced a moment ago
+    removed = before.keys() - read_tree(maker.store / "segments").keys()
+    assert {path.split("/")[1].split("-")[0] for path in removed} == {"1"}  # the second was replaced a moment ago
     assert "this machine's clock is 8,760 hours ahead of the store's; ages are by the store's" in report.notes
     assert not list((maker.store / "state").glob(".probe*"))
 

@@ -1,4 +1,4 @@
-"""Archives and stores in S3, Azure and Google's store, through real servers: what they give equals what a disk gives.
+"""Archives and stores in S3, Azure and Google's store, on real servers: results equal those on a disk.
 
 ./spark-submit.sh test -m clouds        # fetches Azurite (npm), fake-gcs-server and versitygw (Go) the first time
 """
@@ -198,10 +198,10 @@ def test_one_of_several_racing_writers_wins(bucket: str) -> None:
 
 def test_missing_bucket(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
     scheme = bucket.partition("://")[0]
-    for words in (("verify", f"{scheme}://nobody/a"), ("vacuum", "--store", f"{scheme}://nobody/a")):
+    for words in (("verify", f"{scheme}://missing/a"), ("vacuum", "--store", f"{scheme}://missing/a")):
         code, line, error = said_by(capsys, *words)
         assert (code, error["kind"]) == (2, "MissingBucketError")
-        assert re.match(f"error: {scheme}://nobody at http://127.0.0.1:[0-9]+[^ ]*: there is no such bucket", line)
+        assert re.match(f"error: {scheme}://missing at http://127.0.0.1:[0-9]+[^ ]*: there is no such bucket", line)
 
 
 WRONG = f"A{KEY[1:]}"

@@ -47,9 +47,9 @@ def test_an_archive_that_cannot_be_listed_is_a_problem(
     with faults(tmp_path, Fault("list", str(part.root), error="EIO", times=None)):
         assert main(given) == 3
     assert happened(tmp_path)[0] > 0
-    told = json.loads(capsys.readouterr().out)
-    assert any("left out" in note for note in told["notes"])
-    assert told["problems"]  # what the exit code is about
+    report = json.loads(capsys.readouterr().out)
+    assert any("left out" in note for note in report["notes"])
+    assert report["problems"]  # reason of the exit code
 
 
 @pytest.mark.parametrize("name", ["compaction_checkpoints", "cleaner_runs"])
@@ -78,7 +78,7 @@ def test_a_checkpoint_that_only_a_vacuum_reads_whole_is_named(
     [checkpoint] = (maker.store / "state" / name / "_delta_log").glob("*.checkpoint.parquet")
     next(checkpoint.parent.glob("*.lastkey-crc32c")).unlink()  # as an older version leaves it
     whole = checkpoint.read_bytes()
-    field = b"cardinality"  # of a deletion vector; in the schema once for files that are there, once for removed ones
+    field = b"cardinality"  # field of a deletion vector; the schema has it for existing files and for removed ones
     at = whole.index(field, whole.index(field, len(whole) - _footer_bytes(whole)) + 1)
     checkpoint.write_bytes(whole[:at] + b"C" + whole[at + 1 :])
     assert main(["runs", "--store", str(maker.store)]) == 0
@@ -162,8 +162,8 @@ def test_a_lookup_answers_of_what_it_can_list(
     shutil.move(part.root / "disk" / "t-0", part.root / "disk" / "t-1")
     with faults(tmp_path, Fault("list", str(part.root / "disk"), error="EACCES", times=None)):
         assert main(["lookup", str(part.root), "--offset", "5", "--json"]) == 3
-    told = json.loads(capsys.readouterr().out)
-    (partition,), (problem,) = told["partitions"], told["problems"]  # as text says it
+    report = json.loads(capsys.readouterr().out)
+    (partition,), (problem,) = report["partitions"], report["problems"]  # as text says it
     assert "disk" in problem and "EACCES" not in problem
     assert [answer["status"] for answer in partition["answers"]] == ["found"]
 

@@ -53,12 +53,12 @@ def run(tmp_path: Path, commands: list[list[str]], *given: Fault) -> tuple[list[
         capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert child.returncode == 0, child.stderr
-    decoder, text, told = json.JSONDecoder(), child.stdout.strip(), []
+    decoder, text, answer = json.JSONDecoder(), child.stdout.strip(), []
     while text:
         value, end = decoder.raw_decode(text)
-        told.append(value)
+        answer.append(value)
         text = text[end:].strip()
-    return [(code["code"], report) for report, code in zip(told[::2], told[1::2], strict=True)], child.stderr
+    return [(code["code"], report) for report, code in zip(answer[::2], answer[1::2], strict=True)], child.stderr
 
 
 @pytest.mark.slow

@@ -138,9 +138,9 @@ def test_two_texts_of_one_name(tmp_path, capsys):
     for archive in "ab":
         write_partition(tmp_path / archive / "t-0", "a=1")
     assert cli.main(["inspect", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "texts")]) == 2
-    said = capsys.readouterr().err
-    assert "a/t-0/00000000000000000000.index and" in said
-    assert "would both become t-0/00000000000000000000.index.txt; give them one at a time" in said
+    output = capsys.readouterr().err
+    assert "a/t-0/00000000000000000000.index and" in output
+    assert "would both become t-0/00000000000000000000.index.txt; give them one at a time" in output
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -290,7 +290,7 @@ def test_a_segment_that_is_missing_in_what_is_searched(tmp_path, capsys, limits,
         assert cli.main(["inspect", str(folder), *limits, "--set", "gaps=accept"]) == 0
     assert cli.main(["inspect", *map(str, files_in(part.folder)), *limits]) == 0
     (part.folder / f"{0:020d}.log").rename(tmp_path / "first")
-    assert cli.main(["inspect", str(part.root), "--offset", "..5"]) == 3  # nothing that is there is asked for
+    assert cli.main(["inspect", str(part.root), "--offset", "..5"]) == 3  # no existing record matches
     (tmp_path / "first").rename(part.folder / f"{0:020d}.log")
     texts = tmp_path / "texts"
     capsys.readouterr()

@@ -61,8 +61,8 @@ def test_a_copy_leaves_a_linked_partition_alone(place: Place, capsys: pytest.Cap
     problem = report["partitions"][0]["problem"]
     assert (problem["path"], problem["found"]) == ("segments/t-0", "a symbolic link")
     assert main(["vacuum", "--store", str(place.copy), "--grace-hours", "0"]) == DONE
-    said = capsys.readouterr().out
-    assert "segments/t-0: a symbolic link; left alone" in said and "u-0" in said
+    output = capsys.readouterr().out
+    assert "segments/t-0: a symbolic link; left alone" in output and "u-0" in output
     assert main(["rollback", "--store", str(place.copy), "--generation", "1", "--topics", "t"]) == USAGE
     assert "segments/t-0: expected a folder or file of the store, found a symbolic link" in capsys.readouterr().err
     assert tree(moved) == files
@@ -79,7 +79,7 @@ def test_a_copy_leaves_a_linked_partition_alone(place: Place, capsys: pytest.Cap
 def test_store_whose_folder_is_a_link_is_not_written(
     place: Place, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also nothing about the run itself. What only reads follows the link."""
+    """Also nothing about the run itself. Commands that only read follow the link."""
     before = place.restored(place.store, "before")
     place.move(path)
     files = tree(place.root)

@@ -66,7 +66,7 @@ for line in sys.stdin:
     _, status, usage = os.wait4(forked, 0)
     print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024]), flush=True)
 """
-# What tasks of compact, report and the data source do, without the Java that starts them
+# Work of the tasks of compact, report and the data source, without the Java that starts them
 _TASK = """
 import sys
 from dataclasses import replace
@@ -101,7 +101,7 @@ elif sys.argv[1] == "erasure":
     from lastkey.udfs.key_search.key_set import KeySet
     logs = [(s.path, s.size_bytes) for s in plan.input.segments]
     files = [SearchFile(sys.argv[2], path, size, 0, "log", max_batch_bytes=int(sys.argv[4])) for path, size in logs]
-    problem = search_files(KeySet.of([b"key-of-nobody"]), None, files).problems
+    problem = search_files(KeySet.of([b"missing-key"]), None, files).problems
 else:
     from tests.builders.sources import read
     rows = read("kafka_log", sys.argv[2], badRecords="quarantine", maxDecompressedBatchBytes=sys.argv[4])
@@ -249,12 +249,12 @@ def test_side_files_of_no_sensible_size(job: str, measured: Measured, tmp_path: 
     for name in SIDE_FILES:
         (root / name).touch()
         os.truncate(root / name, SPARSE_BYTES)
-    code, peak, said = measured(*arguments)
+    code, peak, output = measured(*arguments)
     print(f"{job}: {peak / MIB:.0f} MiB, healthy {healthy / MIB:.0f} MiB, exit code {code}")
-    assert peak < healthy + 100 * MIB, said
-    assert code in (0, 3), said
+    assert peak < healthy + 100 * MIB, output
+    assert code in (0, 3), output
     if job in ("inspect folder", "verify"):
-        assert code == 3 and str(SPARSE_BYTES) in said
+        assert code == 3 and str(SPARSE_BYTES) in output
 
 
 LARGE = 32 * MIB  # largest batch here
@@ -309,8 +309,8 @@ def test_large_batches_take_no_more_than_the_bound_of_a_task(
         command_line = command(job, root, config)
         if command_line[0] is _TASK:
             command_line[3:] = [str(tmp_path / root.parent.name / "store"), str(LARGE), str(n)]
-        code, found, said = measured(*command_line)
-        assert code == 0, said
+        code, found, output = measured(*command_line)
+        assert code == 0, output
         return found
 
     least = peak(healthy, 13)

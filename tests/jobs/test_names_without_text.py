@@ -78,7 +78,7 @@ def test_inspect_shows_the_others_and_counts_names_that_are_no_utf8(archive, tmp
     want: list[bytes] = []
     inspect_log.run(InspectOptions((str(EXAMPLE / "users-0"),)), Silent(), want.append)
     assert b"".join(shown).count(b"\n") == b"".join(want).count(b"\n")
-    left_out = 3 * (1 if below else 2)  # what is in a folder of such a name is not looked at
+    left_out = 3 * (1 if below else 2)  # content of a folder with such a name is not listed
     assert f"Ignoring {archive / below}: {left_out} files and folders whose names are not UTF-8\n" in "".join(
         report.messages
     )

@@ -36,7 +36,7 @@ from tests.builders.trees import files_in, read_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "archive"
-# What clocks say; and of local files less is read
+# Clocks differ, and local files are read in part
 VARIES = re.compile(r"^in all .*\n|seconds: .*|, read [\d.]+ \w+|^read .*|[\d,]+ MB/s.*", re.MULTILINE)
 CLOCKS = ("seconds", "io", "bytes_read", "megabytes_per_second_per_core")
 
@@ -107,11 +107,11 @@ def test_tiered_storage_in_the_bucket_gives_what_it_gives_on_a_disk(upload, tmp_
     given = "tiered+" if upload is put_pinterest else ""  # else its folders are those of a log directory
     for name, archive in (("a", tmp_path / "remote"), ("b", uri)):
         store = ["--store", tmp_path / f"store-{name}"]
-        code, said, _ = run(
+        code, output, _ = run(
             "compact", f"{given}{archive}", *store, *settings, "--engine", "threads", "--now", 1_800_000_000_000
         )
         assert code == 0
-        assert re.search(r"\bt-0 +\w+ +180 +", said), said
+        assert re.search(r"\bt-0 +\w+ +180 +", output), output
         assert run("restore", *store, "--output", tmp_path / name)[0] == 0
     ours = read_tree(tmp_path / "a")
     assert len(ours) > 5
@@ -159,7 +159,7 @@ def test_copies_in_the_bucket_are_merged_into_it(tmp_path):
     assert objects_in(f"{BUCKET}/merged") == read_tree(tmp_path / "merged")
     one = ROOT / "examples" / "replicas" / "broker-1"
     mixed = run("merge", one, f"{BUCKET}/replicas/broker-2", *options[2:], "--output", tmp_path / "mixed")
-    assert mixed[0] == 0, mixed  # what broker 1 lacks is whole there
+    assert mixed[0] == 0, mixed  # the bucket has the records that broker 1 lacks
 
 
 @pytest.mark.parametrize("part", [".", "..", ""])
@@ -267,9 +267,9 @@ def test_hadoops_name_of_s3_is_taken_for_it(tmp_path):
         ("runs", "--store", store),
         ("vacuum", "--store", store, "--dry-run"),
     ):
-        code, said, errors = run(*words)
+        code, output, errors = run(*words)
         assert code == 0, (words, errors)
-        assert "s3a://" not in said + errors
+        assert "s3a://" not in output + errors
     found, expected = (
         read("kafka_log", uri, topics="prices", columns="topic,partition,offset")
         for uri in (archive, f"{BUCKET}/archive")

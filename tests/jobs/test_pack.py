@@ -86,7 +86,7 @@ def test_the_packages_are_those_that_run_needs_and_no_others():
     assert names - of_executors >= {"deltalake", "arro3-core", "delta-spark"}
     lines = (installation.HOME / "requirements" / "run.txt").read_text().splitlines()
     locked = {line.partition("==")[0] for line in lines if "==" in line}
-    assert names <= locked | {"confluent-kafka"}  # of the extra `cluster`, which the tests' environment has
+    assert names <= locked | {"confluent-kafka"}  # package of the extra `cluster`, which the tests' environment has
 
 
 def test_missing_package_or_one_not_from_pip_is_named(monkeypatch):

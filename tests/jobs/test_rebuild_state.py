@@ -220,7 +220,7 @@ def _dies_before_its_commit(lab: Lab) -> None:
 
 
 def _decided(lab: Lab) -> int | None:
-    """Return the partition's generation after a rebuild; None if it asks, and nothing is written."""
+    """Return the partition's generation after a rebuild; None if it needs a choice and writes no table."""
     try:
         return _rebuild(lab).decided[0].checkpoint.generation
     except UsageError as error:

@@ -19,7 +19,7 @@ from lastkey.udfs.replay import Replayed
 from tests.builders.logs import write_partition
 
 ROOT = Path(__file__).resolve().parents[2]
-THREADS = ("--engine", "threads")  # of the commands that would start Spark
+THREADS = ("--engine", "threads")  # options of commands that would start Spark
 SETTINGS = ("--topics", "*", "--cleanup-policy", "compact", "--sealed", *THREADS)
 # in order: a later one works on what the earlier ones made; PLACE in capitals is a path
 COMMANDS = (
@@ -85,8 +85,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_schemas_are_those_of_the_reports():
     made = {f"{job}.json": report_schemas.text(schema) for job, schema in report_schemas.schemas().items()}
-    there = {path.name: path.read_text() for path in report_schemas.FOLDER.iterdir()}
-    assert made == there, "python -m docs.report_schemas writes them"
+    existing = {path.name: path.read_text() for path in report_schemas.FOLDER.iterdir()}
+    assert made == existing, "python -m docs.report_schemas writes them"
     assert {name.partition(" ")[0] for name in JOBS} == {name.removesuffix(".json") for name in made}
     for text in made.values():
         jsonschema.Draft202012Validator.check_schema(json.loads(text))

@@ -111,8 +111,8 @@ def test_reports_count_what_the_server_saw(proxy):
             assert requests["open"] + requests["info"] == seen["HEAD"]
         assert (io["bytes_read"] > 500_000) == (words[0] != "vacuum")
         assert (io["bytes_written"] > 10_000) == (words[0] in ("reindex", "compact", "restore"))
-    said = run("verify", *store, *THREADS)
-    assert re.search(r"^in all [\d.]+ \w+ read, .* written; requests to buckets: .* \d+ open, \d+ read$", said, re.M)
+    output = run("verify", *store, *THREADS)
+    assert re.search(r"^in all [\d.]+ \w+ read, .* written; requests to buckets: .* \d+ open, \d+ read$", output, re.M)
 
 
 @pytest.mark.spark

@@ -1,4 +1,4 @@
-"""An older generation made current again: what it needs, what it leaves, and that the next run continues from there."""
+"""An older generation made current again: conditions, remaining files, and the next run, which continues from it."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_a_rollback_that_is_killed_at_any_step_leaves_one_generation_or_the_othe
         lost = replace(lab, store_at=lab.root / f"lost{n}")
         shutil.copytree(one.store, lost.store)
         shutil.rmtree(lost.store / "state")
-        with contextlib.suppress(UsageError):  # where it is not known whether it was made
+        with contextlib.suppress(UsageError):  # the outcome of the first call is unknown
             rebuild_state.run(RebuildStateOptions(str(lost.store)), Silent())
             assert lost.state().checkpoints()["t", 0] == at
         vacuum.run(VacuumOptions(str(one.store)), Silent())

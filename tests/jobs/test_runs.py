@@ -43,23 +43,23 @@ def test_a_row_for_each_run(store, capsys):
 
 def test_every_partition_for_programs(store, capsys):
     assert cli.main(["runs", "--store", store, "--json", "--topics", "t"]) == DONE
-    said = json.loads(capsys.readouterr().out)
-    assert [(run["run_id"], run["now_ms"], run["started_ms"]) for run in said["runs"]] == [
+    output = json.loads(capsys.readouterr().out)
+    assert [(run["run_id"], run["now_ms"], run["started_ms"]) for run in output["runs"]] == [
         (run_id(1), START, START + 1), (run_id(2), START + DAY, START + DAY + 1),
     ]  # fmt: skip
     names = ("topic", "partition", "generation_before", "generation")
-    first = [tuple(p[name] for name in names) for p in said["runs"][0]["partitions"]]
+    first = [tuple(p[name] for name in names) for p in output["runs"][0]["partitions"]]
     assert first == [("t", 0, 0, 1), ("t", 1, 0, 1)]
-    assert [p["reset"] for run in said["runs"] for p in run["partitions"]] == [False, False, True]
+    assert [p["reset"] for run in output["runs"] for p in run["partitions"]] == [False, False, True]
 
 
 def test_table_of_runs_without_its_newest_commit_is_reported(store, capsys):
     log = Path(store) / "state" / "cleaner_runs" / "_delta_log"
     (log / f"{1:020}.json").unlink()
     assert cli.main(["runs", "--store", store, "--json"]) == DONE
-    said = json.loads(capsys.readouterr().out)
-    assert said["notes"] == ["t-0: its runs are not in the table cleaner_runs"]
-    assert [len(run["partitions"]) for run in said["runs"]] == [1]
+    output = json.loads(capsys.readouterr().out)
+    assert output["notes"] == ["t-0: its runs are not in the table cleaner_runs"]
+    assert [len(run["partitions"]) for run in output["runs"]] == [1]
 
 
 def test_no_store_is_a_mistake(tmp_path, capsys):

@@ -252,9 +252,9 @@ def test_another_endpoint_is_another_file_system_in_the_same_process(port, tmp_p
     write_partition(tmp_path / "t-0", "a=1")
     uri = f"{BUCKET}/endpoints"
     put(tmp_path, uri)
-    with socket.socket() as nobody, environment({"AWS_ENDPOINT_URL": None}):
-        nobody.bind(("127.0.0.1", 0))  # it does not listen
-        with environment({"AWS_ENDPOINT_URL": f"http://127.0.0.1:{nobody.getsockname()[1]}"}):
+    with socket.socket() as missing, environment({"AWS_ENDPOINT_URL": None}):
+        missing.bind(("127.0.0.1", 0))  # it does not listen
+        with environment({"AWS_ENDPOINT_URL": f"http://127.0.0.1:{missing.getsockname()[1]}"}):
             elsewhere = cached_root(uri).filesystem
     here = cached_root(uri).filesystem
     assert here.get_file_info("logs/endpoints").type == pafs.FileType.Directory
@@ -262,8 +262,8 @@ def test_another_endpoint_is_another_file_system_in_the_same_process(port, tmp_p
 
 
 def test_hdfs_is_refused_in_one_line(capsys):
-    code, line, told = said_by(capsys, "verify", "hdfs://127.0.0.1:1/x")
-    assert (code, told["kind"]) == (2, "UsageError")
+    code, line, report = said_by(capsys, "verify", "hdfs://127.0.0.1:1/x")
+    assert (code, report["kind"]) == (2, "UsageError")
     assert "expected a path, or the URI of a bucket, found none of file://, s3://, gs://, az://" in line
 
 

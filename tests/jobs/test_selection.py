@@ -98,8 +98,8 @@ def test_reset_of_a_missing_topic_is_an_error(archive, tmp_path, capsys, job):
     words, option = (compact, "--reset") if job == "compact" else (["vacuum", *store], "--give-up")
     assert cli.main([*words, option, "clicks,acounts"]) == USAGE
     where = archive if job == "compact" else tmp_path / "store"
-    said = f"error: {option}: no topic of {where} matches acounts; did you mean accounts?\n"
-    assert capsys.readouterr().err == said
+    message = f"error: {option}: no topic of {where} matches acounts; did you mean accounts?\n"
+    assert capsys.readouterr().err == message
     assert cli.main([*words, option, "clicks,acc*"]) == DONE
 
 

@@ -77,7 +77,7 @@ def test_young_files_are_kept(three_generations):
     before, version = _segments(three_generations), three_generations.state.version()
     report = _vacuum(three_generations)
     assert _segments(three_generations) == before
-    assert three_generations.state.version() == version  # nothing goes, nothing is to be said
+    assert three_generations.state.version() == version  # without deletions there is no commit
     assert report.deleted == {}
     assert any("mine: not a run's folder" in note for note in report.notes)
     assert "0 files, 0 B deleted" in report.to_text()
@@ -101,8 +101,8 @@ def test_vacuum_keeps_files_named_by_the_current_generation(three_generations, t
     assert not maker.dead.exists()
     assert len(list(folders[2].iterdir())) == 10
     assert (maker.store / "segments" / "t-0" / "mine" / "notes.txt").exists()
-    gone = {path for path in set(before) - set(read_tree(maker.folder)) if not path.startswith("store/state/")}
-    assert gone == {f"store/{path}" for path in report.deleted["t", 0]}
+    removed = {path for path in set(before) - set(read_tree(maker.folder)) if not path.startswith("store/state/")}
+    assert removed == {f"store/{path}" for path in report.deleted["t", 0]}
     assert sum(len(before[f"store/{path}"]) for path in report.deleted["t", 0]) == report.bytes["t", 0]
     assert _vacuum(maker).deleted == {}
 
@@ -134,7 +134,7 @@ def test_folders_of_tasks_that_were_tried_again(maker):
     maker.generation("t", 0, 3, {0: A}, kept=first[1:], run=f"{run_id(3)}.17")
     first_try = maker.store / "segments" / "t-0" / f"3-{run_id(3)}"
     retried, died = first_try.with_name(f"3-{run_id(3)}.17"), first_try.with_name(f"3-{run_id(3)}.9")
-    waited = first_try.with_name(f"3-{run_id(3)}.17.{10**18}")  # of several tasks: to be moved there
+    waited = first_try.with_name(f"3-{run_id(3)}.17.{10**18}")  # folder of several tasks, before it is moved
     for tried in (first_try, died, waited):
         shutil.copytree(retried, tried, ignore=shutil.ignore_patterns("manifest.json", "committed"))
     maker.age(WEEK + 1, retried, first_try, died, waited, maker.run_folder("t", 0, 2), maker.run_folder("t", 0, 1))
@@ -206,7 +206,7 @@ def test_generation_before_a_reset_is_kept_until_given_up(reset_store):
 
 def test_giving_up_what_was_before_a_reset_waits_for_the_grace(reset_store):
     maker = reset_store
-    maker.age(-WEEK, maker.run_folder("t", 0, 3))  # which replaced generation 2 an hour ago
+    maker.age(-WEEK, maker.run_folder("t", 0, 3))  # it replaced generation 2 an hour ago
     report = _vacuum(maker, give_up=TopicFilter(("t",)))
     assert maker.run_folder("t", 0, 2).exists()
     assert report.kept == []  # the grace keeps it, not the reset

@@ -83,9 +83,9 @@ def test_a_store_in_a_bucket(tmp_path, capsys):
 
     def store_job(*words: object) -> dict[str, object]:
         code = main([*map(str, words), "--json"])
-        said = json.loads(capsys.readouterr().out)
-        assert code == 0, said
-        return said
+        output = json.loads(capsys.readouterr().out)
+        assert code == 0, output
+        return output
 
     assert store_job("verify", "--store", remote)["problems"] == []
     outputs = []

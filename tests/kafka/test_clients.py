@@ -1,7 +1,7 @@
 """Logs that other clients wrote, and a broker's own topics (tests/golden/make_clients.py), against Kafka's own classes.
 
 Three passes, 25 hours apart, by Kafka's cleaner and by us in one task and in blocks: every record and every batch
-header is equal. What reindex makes of the bare logs is what Kafka's recovery makes. Every record of the broker's own
+header is equal. `reindex` of the bare logs gives the files of Kafka's recovery. Every record of the broker's own
 topics is read, as its dump tool reads it.
 """
 
@@ -98,8 +98,8 @@ def test_the_emptied_last_batch_of_a_range_below_the_high_watermark(theirs, tmp_
     kept = kafkas(case, partition, tmp_path / "range")
     left = kafkas(case, partition, tmp_path / "log", ends_with_range=False)
     assert kept == ours(case, partition, tmp_path / "task", compact)
-    gone = [[line for line in one if line not in other] for one, other in zip(kept, left, strict=True)]
-    assert [[line.split("\t")[:4] for line in lines] for lines in gone] == (
+    removed = [[line for line in one if line not in other] for one, other in zip(kept, left, strict=True)]
+    assert [[line.split("\t")[:4] for line in lines] for lines in removed] == (
         [[], [], []] if NEW == "4.3.0" else [[["B", "313", "314", "0"]]] * 3
     )
     plan = golden_plan(case, partition, 3, archived_at(tmp_path / "log", partition), tmp_path / "again")
@@ -111,7 +111,7 @@ def test_the_emptied_last_batch_of_a_range_below_the_high_watermark(theirs, tmp_
 
 
 def test_the_logs_are_what_they_are_said_to_be(theirs):
-    """A log that nothing cleans would prove nothing."""
+    """A log without removable records would prove nothing."""
     about = {name: case.meta["partitions"][case.partitions[0]] for name, case in theirs.items()}
     for client in ("confluent", "kafka-python", "aiokafka"):
         mine = {name: one for name, one in about.items() if name.startswith(client)}

@@ -57,7 +57,7 @@ def random_values(kind: str) -> list[bytes]:
         # and Java takes texts that its serializer never writes, with digits left out
         texts = [str(uuid.UUID(bytes=drawn.randbytes(16))) for _ in range(100)]
         values += [text.encode() for text in (*texts, texts[0].upper(), texts[2][:-1] + "g")]
-    if kind == "string":  # what begins a character, what continues it, and what can do neither
+    if kind == "string":  # bytes that begin a character, continue it, or do neither
         pieces = [
             b"a",
             b"\x80",

@@ -86,8 +86,8 @@ def test_verify_and_reindex_take_them(place: Place) -> None:
     folder = restored(place, "again")
     assert place.run("verify", "--store", str(place.store))[0] == 0
     assert place.run("verify", str(folder.parent))[0] == 0
-    code, said = place.run("reindex", str(folder.parent), "--check")
-    assert code == 0, said
+    code, output = place.run("reindex", str(folder.parent), "--check")
+    assert code == 0, output
 
 
 def test_inspect_prints_what_kafka_dump_log_prints(place: Place) -> None:
@@ -121,15 +121,15 @@ def test_lookups_by_time_give_the_brokers_answers(place: Place) -> None:
     ours = [None if a["offset"] < 0 else (int(a["offset"]), int(a["timestamp"])) for a in answers]
     theirs = locate(copy, [], times).times
     assert ours == [None if answer is None else answer[:2] for answer in theirs]
-    code, said = place.run("lookup", str(folder.parent), "--topics", "t", "--time", str(times[0]))
-    assert code == 0, said
+    code, output = place.run("lookup", str(folder.parent), "--topics", "t", "--time", str(times[0]))
+    assert code == 0, output
 
 
 def test_magic_3_and_back_gives_the_same_bytes(place: Place) -> None:
     folder = restored(place, "again")
     for form, source in (("v3", folder.parent), ("v2", place.root / "v3")):
-        code, said = place.run("convert", str(source), "--to", form, "--output", str(place.root / form))
-        assert code == 0, said
+        code, output = place.run("convert", str(source), "--to", form, "--output", str(place.root / form))
+        assert code == 0, output
     v3 = place.root / "v3" / "t-0"
     assert any(3 in (data[16] for data in [path.read_bytes()] if data) for path in logs(v3))
     assert data_records(v3) == data_records(folder)

@@ -23,21 +23,21 @@ def test_accepted_gap_is_cleaned_as_by_kafka(tmp_path: Path, capsys: pytest.Capt
     place = Place(tmp_path, capsys)
     for folder in (place.archive, tmp_path / "k-0"):
         write_partition(folder, LOG, bases={1: 5})
-    code, said = place.compact()
+    code, output = place.compact()
     assert code == 3
-    assert "expected a segment that begins at offset 1, where t-0/00000000000000000000.log ends" in said
-    assert "or, if this topic was ever compacted, a cleaner removed whole batches at this border" in said
+    assert "expected a segment that begins at offset 1, where t-0/00000000000000000000.log ends" in output
+    assert "or, if this topic was ever compacted, a cleaner removed whole batches at this border" in output
     table, line = '[topics."t"]', 'gaps = "accept"'
-    assert f"{line} below {table} in the settings file (--config)" in said
+    assert f"{line} below {table} in the settings file (--config)" in output
     settings = tmp_path / "settings.toml"
     settings.write_text(f"{table}\n{line}\n")
     list(clean([CleanSpec(tmp_path / "k-0", NOW)]))
-    code, said = place.compact("--config", str(settings))
+    code, output = place.compact("--config", str(settings))
     assert code == 0
-    assert "note: t-0: no segment holds offsets 1 to 4" in said
-    assert "the archive is still needed" in said
+    assert "note: t-0: no segment holds offsets 1 to 4" in output
+    assert "the archive is still needed" in output
     assert place.generation() == log_text(*files_in(tmp_path / "k-0"))
     archive = str(place.archive.parent)
     assert place.run("verify", archive)[0] == 3
-    code, said = place.run("verify", archive, "--config", str(settings))
-    assert (code, "no problem found" in said) == (0, True)
+    code, output = place.run("verify", archive, "--config", str(settings))
+    assert (code, "no problem found" in output) == (0, True)

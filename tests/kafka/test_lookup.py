@@ -140,7 +140,7 @@ def test_answers_equal_those_of_a_broker(tmp_path_factory):
         wrong = [
             (time, mine, theirs)
             for time, mine, theirs in zip(times[name], expected[name], found[name], strict=True)
-            # of the ends of the log a broker gives the offset alone, and an epoch of its own
+            # for the ends of the log a broker returns the offset alone, and an epoch of its own
             if theirs[0] != (mine or (-1,))[0] or (time not in (-1, -2) and theirs[1:] != (mine or (-1, -1, -1))[1:])
         ]
         assert wrong == [], name

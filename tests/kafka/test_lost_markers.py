@@ -1,4 +1,4 @@
-"""A lost marker between two transactions of a producer, under a real broker; and what brokers write that looks like it.
+"""A lost marker between two transactions of a producer, under a real broker; and similar logs that brokers write.
 
 The broker, its consumer and its cleaner take the outcome of the next marker for both transactions, and the cleaner
 loses the only copy of a record. We keep it (KAFKA.md, "Transactions").
@@ -95,7 +95,7 @@ def test_no_log_that_a_broker_wrote_looks_like_it(tmp_path: Path, capsys: pytest
     assert {0, 1} <= set(raised) and len({b.producer_epoch for b in data.values()}) > 5, raised
     place = Place(tmp_path / "place", capsys)
     shutil.copytree(broker.data / "t-0", place.archive, dirs_exist_ok=True)
-    code, said = place.run("verify", str(place.archive.parent))
-    assert (code, "no problem found" in said, "unknown" in said) == (0, True, False), said
-    code, said = place.compact("--sealed")
-    assert (code, "unknown" in said) == (0, False), said
+    code, output = place.run("verify", str(place.archive.parent))
+    assert (code, "no problem found" in output, "unknown" in output) == (0, True, False), output
+    code, output = place.compact("--sealed")
+    assert (code, "unknown" in output) == (0, False), output

@@ -97,7 +97,7 @@ def test_damaged_disks(disks: tuple[Path, int, str], tmp_path: Path, request: py
         for copy in copies:
             shutil.copytree(source / copy.name, copy)
         originals = [read_batches(copy) for copy in copies]
-        originals[0] = {key: b for key, b in originals[0].items() if key[0] < fork}  # what the elected leader had too
+        originals[0] = {key: b for key, b in originals[0].items() if key[0] < fork}  # also on the elected leader
         done = [f"{copy.name}: {replicas.damage(copy, rng)}" for copy in rng.sample(copies, 2)]
         kept = [intact(copy, batches) for copy, batches in zip(copies, originals, strict=True)]
         report = run_merge(copies, tmp_path / f"out-{run}", topics="t")

@@ -186,9 +186,7 @@ def test_records_as_the_tool_prints_them_whole_and_damaged(classes, decoder):
             continue
         assert all(map(is_as_printed, found, said)), (row, found, said)
     refused = [text for pair in theirs[:whole] for text in pair if text and "skipping" in text]
-    if (
-        decoder == "remote-log-metadata"
-    ):  # of random numbers Kafka's classes refuse most: no segment ends before it begins
+    if decoder == "remote-log-metadata":  # Kafka's classes refuse most random numbers: no segment ends before it begins
         assert len(refused) < whole - 10
     else:
         assert refused == []

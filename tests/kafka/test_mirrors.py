@@ -1,6 +1,6 @@
 """Audits of a real mirror: MirrorMaker 2 copies topics from one broker to another, as `A.orders` or by their own names.
 
-What a record removed, one changed and one late do to the copy is found, and nothing else. A consumer that continues in
+The audit finds exactly the effects of a removed, a changed and a late record on the copy. A consumer that continues in
 the copy at the offsets of `audit failover` reads each record that its group had not read, and as many again as it says.
 """
 
@@ -55,7 +55,7 @@ class Mirrored:
     a: Path
     b: Path
     b_broker: Broker
-    lines: dict[str, tuple[str, ...]]  # of A, by partition
+    lines: dict[str, tuple[str, ...]]  # lines of A, by partition
     committed: dict[str, int]
 
 

@@ -71,8 +71,8 @@ class Runs:
             write(place.archive, segments)
             limit_logs(self._monkeypatch, limit)
             store = ("--store", str(place.store), "--topics", "t", "--now", str(NOW), "--force", "--sealed")
-            code, said = place.run("compact", str(place.archive.parent), *store, *options)
-            assert code == 0, said
+            code, output = place.run("compact", str(place.archive.parent), *store, *options)
+            assert code == 0, output
             code, found = place.run("verify", "--store", str(place.store))
             assert code == 0, found
         assert self.limited.generation().replace("||", "|") == self.whole.generation().replace("||", "|")
@@ -81,8 +81,8 @@ class Runs:
         """Restore both; return the log directories, that of the limited one first."""
         out = [place.root / name for place in (self.limited, self.whole)]
         for place, folder in zip((self.limited, self.whole), out, strict=True):
-            code, said = place.run("restore", "--store", str(place.store), "--output", str(folder))
-            assert code == 0, said
+            code, output = place.run("restore", "--store", str(place.store), "--output", str(folder))
+            assert code == 0, output
         return out
 
 

@@ -1,4 +1,4 @@
-"""Policies from a real cluster: however they are read, they are what its brokers say of each topic."""
+"""Policies from a real cluster: every source gives the settings that its brokers report for each topic."""
 
 from __future__ import annotations
 
@@ -277,9 +277,9 @@ def test_kafkas_defaults_are_known(cluster):
 
 def test_ignored_settings_are_named(cluster, capsys):
     assert cli.main(["policies", cluster.path("topics"), cluster.path("brokers-all"), "--json"]) == DONE
-    said = json.loads(capsys.readouterr().out)
-    assert "dynamic settings of brokers without effect here: message.max.bytes, min.insync.replicas" in said["notes"]
-    topics = {one["topic"]: one for one in said["topics"]}
+    output = json.loads(capsys.readouterr().out)
+    assert "dynamic settings of brokers without effect here: message.max.bytes, min.insync.replicas" in output["notes"]
+    topics = {one["topic"]: one for one in output["topics"]}
     for topic, one in topics.items():
         own = {name for name in OTHERS if cluster.described[topic][name] == str(OTHERS[name])}
         assert own <= set(one["ignored_settings"]), topic

@@ -88,7 +88,7 @@ def test_a_real_broker_rebuilds_the_same_and_takes_ours(tmp_path, tmp_path_facto
             for d in differences(data / name, tmp_path / "ours" / name, clock_ms=clock_ms, all_snapshots=False)
         ]
         assert found == []
-    for name in parts:  # what we made beside the logs, under a broker that trusts it
+    for name in parts:  # rebuilt side files, loaded by a broker that trusts them
         shutil.copytree(tmp_path / "ours" / name, tmp_path / "archive" / name, dirs_exist_ok=True)
     load_under_broker([tmp_path / "archive" / name for name in parts], times=10)
     indexes = [

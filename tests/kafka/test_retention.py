@@ -1,7 +1,7 @@
 """Retention against Kafka's own: UnifiedLog.deleteOldSegments on a copy of the same directory, at the same clock.
 
 All golden partitions, so every codec and magic: by time, by size, by both, after DeleteRecords, and all of it; then
-cleaned first, as a broker does with `compact,delete`. What is left is loaded by a broker.
+cleaned first, as a broker does with `compact,delete`. A broker loads the result.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def test_policy_delete(cases: dict[str, Case], name: str, tmp_path: Path) -> Non
         folder = case.input(partition)
         plan = golden_plan(case, partition, 1, archived_at(folder.parent, partition), tmp_path / "store" / partition)
         plan = changed(plan, first_dirty_offset=None)
-        segments, went = held(folder), 0
+        segments, removed = held(folder), 0
         for i, asked in enumerate(questions(segments, plan.run.now_ms)):
             start, bases = theirs(folder, asked, "delete", plan.run.now_ms, tmp_path)
             done = ours(plan, asked, compacts=False, folder=str(i))
@@ -137,10 +137,10 @@ def test_policy_delete(cases: dict[str, Case], name: str, tmp_path: Path) -> Non
             if done.result.status == "not_due":
                 assert bases == [s.base_offset for s in segments], asked
                 continue
-            went += 1
+            removed += 1
             assert [s.base_offset for s in done.result.log.segments] == bases, asked
             assert done.result.log.log_start_offset == start, asked
-        assert went >= 5
+        assert removed >= 5
 
 
 @pytest.mark.parametrize("name", case_names())
@@ -151,7 +151,7 @@ def test_below_a_high_watermark(cases: dict[str, Case], name: str, tmp_path: Pat
         folder = case.input(partition)
         plan = golden_plan(case, partition, 1, archived_at(folder.parent, partition), tmp_path / "store" / partition)
         plan = changed(plan, first_dirty_offset=None)
-        segments, went = held(folder), 0
+        segments, removed = held(folder), 0
         bases, sizes, middle = [s.base_offset for s in segments], [s.size for s in segments], len(segments) // 2
         for watermark, first_left in itertools.product((bases[middle], bases[-1]), (1, middle, len(sizes) - 1)):
             asked = Asked("", retention_bytes=sum(sizes[first_left:]), high_watermark=watermark)
@@ -161,11 +161,11 @@ def test_below_a_high_watermark(cases: dict[str, Case], name: str, tmp_path: Pat
             if done.status == "not_due":
                 assert theirs_left == bases, asked
                 continue
-            went += 1
+            removed += 1
             left = [s.base_offset for s in done.log.segments]
-            assert left == [base for base in theirs_left if base <= left[-1]], asked  # what is above is not read
+            assert left == [base for base in theirs_left if base <= left[-1]], asked  # segments above are not read
             assert done.log.log_start_offset == start, asked
-        assert went >= 3
+        assert removed >= 3
 
 
 @pytest.mark.parametrize("name", case_names())
@@ -187,7 +187,7 @@ def test_policy_compact_and_delete(cases: dict[str, Case], name: str, tmp_path: 
                 continue  # cleaning begins there
             start, bases = theirs(left, asked, "compact,delete", plan.run.now_ms, tmp_path)
             if bases[0] > cleaned.result.log.segments[-1].base_offset:
-                continue  # of the broker the active segment went too, which only a sealed archive lets go
+                continue  # the broker deleted the active segment too, which Lastkey does only in a sealed archive
             done = ours(plan, asked, compacts=True, folder=str(i), sealed=False)
             assert [s.base_offset for s in done.result.log.segments] == bases, asked
             assert done.result.log.log_start_offset == start, asked

@@ -131,9 +131,9 @@ def test_a_brokers_remote_segments_are_cleaned_as_by_kafka_and_served(broker, tm
 
 def test_repeated_uploads_are_skipped_and_reported(broker, capsys):
     assert run("verify", broker.remote, "--sealed", "--engine", "threads") == 0
-    said = capsys.readouterr().out
-    assert "after a change of leaders the others hold the same offsets" in said
-    assert "the archive is read as tiered+" in said
+    output = capsys.readouterr().out
+    assert "after a change of leaders the others hold the same offsets" in output
+    assert "the archive is read as tiered+" in output
 
 
 def copied(source: Path, target: Path) -> Path:
@@ -148,12 +148,12 @@ def test_a_log_directory_without_its_remote_segments_begins_at_the_first_local_o
     data = copied(expired.data, tmp_path / "data")
     now_ms = max(p.stat().st_mtime_ns for p in data.rglob("*.log")) // 1_000_000 + 1000
     output = restored(data, tmp_path / "work", now_ms, "threads", ())
-    said = capsys.readouterr().out
+    text = capsys.readouterr().out
     parts = {name: data / name for name in ("orders-0", "payments-0")}
     bases = {name: first_base(folder) for name, folder in parts.items()}
     for name, base in bases.items():
         note = f"note: {name}: offsets 0 to {base - 1} are in remote storage, which this archive lacks"
-        assert said.count(note) == 2  # verify and compact
+        assert text.count(note) == 2  # verify and compact
         epochs = (data / name / "leader-epoch-checkpoint").read_bytes()
         assert read_leader_epochs(epochs, "epochs")[0] == (0, 0)
     with served_by_broker(parts) as plain:
@@ -180,11 +180,11 @@ def test_tiered_log_equals_the_log_before_local_expiry(expired, tmp_path, capsys
     shutil.rmtree(tmp_path / "work/out")
     capsys.readouterr()
     again = restored(archive, tmp_path / "work", now_ms, "threads", ())
-    said = capsys.readouterr().out
-    assert "in remote storage, which" not in said
-    assert "orders-0: the log continues that of" in said
+    text = capsys.readouterr().out
+    assert "in remote storage, which" not in text
+    assert "orders-0: the log continues that of" in text
     once = restored(archive, tmp_path / "once", now_ms, "threads", ())
-    for output in (once, again):  # of one run, and of two
+    for output in (once, again):  # output of one run, and of two
         list(clean(CleanSpec(folder, now_ms, segment_bytes=SEGMENT_BYTES) for folder in whole.values()))
         for name, folder in whole.items():
             assert batches_and_records(output / name) == batches_and_records(folder), name

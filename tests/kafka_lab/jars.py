@@ -30,7 +30,7 @@ def reference(environment: Mapping[str, str] = os.environ) -> str:
     return version
 
 
-NEW = reference()  # of this process, and of its children
+NEW = reference()  # reference for this process and its children
 STREAMS = f"streams-{NEW}"  # Kafka Streams with its client, for golden data (tests/golden/make_clients.py)
 MIRROR = f"mirror-{REFERENCES[0]}"  # MirrorMaker 2 and the Connect that it runs in (mirror.py): a client of any broker
 TIERED = f"tiered-{NEW}"  # LocalTieredStorage, which the broker loads by a class path of its own (tiered.py)

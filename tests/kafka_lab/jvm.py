@@ -122,7 +122,7 @@ class LabJvm:
         """End the process; a forked child leaves it to its parent."""
         if self.pid != os.getpid():
             return
-        with contextlib.suppress(BrokenPipeError):  # what a dead process did not read
+        with contextlib.suppress(BrokenPipeError):  # input that a dead process did not read
             self._process.stdin.close()
         try:
             self._process.wait(timeout=30)

@@ -1,4 +1,4 @@
-"""Files under a real broker: it must load them as they are, and serve exactly what they hold.
+"""Files under a real broker: the broker must load them unchanged and serve exactly their records.
 
 `load_under_broker` is for partition directories; `start_restored` for a whole log directory with its checkpoints.
 """
@@ -226,12 +226,12 @@ def changed_files(parts: Mapping[str, Path], data: Path) -> list[str]:
     """Return the segment files that changed, except the active segment's indexes, which a broker extends."""
     problems = []
     for name, source in parts.items():
-        given, there = _segment_files(source), _segment_files(data / name)
+        given, existing = _segment_files(source), _segment_files(data / name)
         active = max(stem for stem, _ in given)
-        settled = {key for key in given | there if key[0] != active or key[1] == "log"}
+        settled = {key for key in given | existing if key[0] != active or key[1] == "log"}
         for stem, kind in sorted(settled):
             file = f"{stem}.{kind}"
-            if (stem, kind) not in there:
+            if (stem, kind) not in existing:
                 problems.append(f"{name}/{file} was removed by the broker")
             elif (stem, kind) not in given:
                 problems.append(f"{name}/{file} was made by the broker")

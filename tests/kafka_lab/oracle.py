@@ -28,7 +28,7 @@ class CleanSpec:
     index_interval_bytes: int = 4096
     max_message_bytes: int = 1_048_588
     producer_id_expiration_ms: int = 86_400_000
-    dedupe_buffer_bytes: int = 16 << 20  # of the key map, for 629,000 keys; the broker's is 128 MiB
+    dedupe_buffer_bytes: int = 16 << 20  # size of the key map, for 629,000 keys; the broker's is 128 MiB
     ends_with_range: bool = True  # the high watermark is the end of the range, as in a generation; else the log end
 
 
@@ -183,7 +183,7 @@ class DrawSpec:
     log_start: int = 0
     now_ms: int = 0
     leader_epoch: int = 0
-    clean: bool = True  # how the broker stopped before
+    clean: bool = True  # the broker had a clean shutdown
     recovery_point: int = 0  # after a crash: offset from whose segment on the log is recovered
 
 

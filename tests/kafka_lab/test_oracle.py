@@ -1,4 +1,4 @@
-"""The oracles on golden partitions: they give what real brokers and tools gave."""
+"""The oracles on golden partitions: results equal those of real brokers and tools."""
 
 from __future__ import annotations
 

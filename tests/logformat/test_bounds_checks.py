@@ -63,13 +63,13 @@ def tried(way, array, position):
         return "outside"
     return "inside"
 
-told = {}
+answers = {}
 for way, size in ((u64, 8), (i64, 8), (i32, 4), (i16, 2), (put64, 8), (put32, 4), (put16, 2), (copied_from, 8),
                   (copied_to, 8), (checksum, 8), (index, 1)):
     positions = [0, 16 - size, 17 - size, *([-1] if way is not index else [])]
-    told[way.__name__] = [tried(way, np.zeros(16, np.uint8), p) for p in positions]
-told["field"] = [tried(field, np.zeros(2, BATCH), p) for p in (0, 1, 2)]
-json.dump(told, sys.stdout)
+    answers[way.__name__] = [tried(way, np.zeros(16, np.uint8), p) for p in positions]
+answers["field"] = [tried(field, np.zeros(2, BATCH), p) for p in (0, 1, 2)]
+json.dump(answers, sys.stdout)
 """
 
 LAST_CHECK = "    if length - position < LOG_OVERHEAD:\n        return MORE, 0, 0, 0\n"
@@ -101,9 +101,9 @@ def cache(tmp_path: Path) -> Path:
 def test_every_way_to_memory(cache: Path) -> None:
     done = _run(WAYS, ROOT, cache)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert len(told) == 12
-    for way, (first, last, *others) in told.items():
+    report = json.loads(done.stdout)
+    assert len(report) == 12
+    for way, (first, last, *others) in report.items():
         assert (first, last) == ("inside", "inside"), way
         assert set(others) == {"outside"}, way
 
@@ -126,10 +126,10 @@ def test_a_planted_read_is_seen(tmp_path: Path, cache: Path, planted: bool) -> N
 @pytest.mark.process
 def test_checked_kernels_are_kept_apart(tmp_path: Path, cache: Path) -> None:
     """Numba's cache does not look whether a kernel was compiled with checks."""
-    told = "from lastkey.logformat import jit; print(jit.CHECKED, jit.state_of_sources())"
-    checked = _run(told, ROOT, cache).stdout.split()
+    code = "from lastkey.logformat import jit; print(jit.CHECKED, jit.state_of_sources())"
+    checked = _run(code, ROOT, cache).stdout.split()
     other = subprocess.run(
-        [sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
         env={name: value for name, value in os.environ.items() if name != "NUMBA_BOUNDSCHECK"},
     ).stdout.split()  # fmt: skip
     assert (checked[0], other[0]) == ("True", "False")

@@ -31,7 +31,7 @@ class AbortedTxn:
 
     producer_id: int
     first_offset: int
-    last_offset: int  # of the ABORT marker
+    last_offset: int  # last offset of the ABORT marker
     last_stable_offset: int
 
 

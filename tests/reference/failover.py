@@ -23,10 +23,10 @@ def failover(a: Sequence[Seen], b: Sequence[Seen], committed: int | None, ignore
     a, b = (sorted(rows, key=lambda r: r.offset) for rows in (a, b))
     of_a, of_b = _groups(a, ignore_timestamps), _groups(b, ignore_timestamps)
     delivered = {r.offset for r in a if committed is not None and r.offset < committed}
-    new: set[int] = set()  # of B: what the group must read
+    new: set[int] = set()  # records of B that the group must read
     again: set[int] = set()
-    copies: dict[int, int] = {}  # of A -> of B, where it is certain
-    without: set[int] = set()  # of A: undelivered, no copy
+    copies: dict[int, int] = {}  # offset in A -> offset in B, where it is certain
+    without: set[int] = set()  # undelivered records of A without a copy
     matched = 0
     for same, rows in of_a.items():
         there = of_b.get(same, [])
@@ -53,8 +53,8 @@ def failover(a: Sequence[Seen], b: Sequence[Seen], committed: int | None, ignore
         offset = _by_time(a, b, delivered)
         n_again = max(sum(r.offset >= offset for r in b) - (len(a) - len(delivered)), 0)
         return Expected(offset, True, lost, frozenset(superseded), n_again)
-    gone = _dropped_by_a(a, b, unmatched, copies, delivered, of_a, ignore_timestamps)
-    must = new | {r.offset for r in unmatched if r.offset not in gone}
+    removed = _dropped_by_a(a, b, unmatched, copies, delivered, of_a, ignore_timestamps)
+    must = new | {r.offset for r in unmatched if r.offset not in removed}
     offset = min(must, default=b[-1].offset + 1)
     return Expected(
         offset,
@@ -68,7 +68,7 @@ def failover(a: Sequence[Seen], b: Sequence[Seen], committed: int | None, ignore
 
 def _dropped_by_a(a, b, unmatched, copies, delivered, of_a, ignore_timestamps) -> set[int]:
     """Return offsets of B's records that A surely had: A has as many holes where they stand, and they are old."""
-    gone: set[int] = set()
+    removed: set[int] = set()
     held, of_copy = {r.offset for r in a}, {copy: original for original, copy in copies.items()}
     loose = {r.offset: r for r in unmatched}
     first_copy = min((r.offset for r in b if r.offset not in loose), default=0)
@@ -84,9 +84,9 @@ def _dropped_by_a(a, b, unmatched, copies, delivered, of_a, ignore_timestamps) -
             oldest = all(r.offset < first_copy for r in alone)
             fits = len(run) <= holes and oldest and len(alone) <= a[0].offset
             if before < after and after in delivered and fits:
-                gone |= {r.offset for r in run}
+                removed |= {r.offset for r in run}
             before, run = after, []
-    return gone
+    return removed
 
 
 def _has_newer(row, b, of_a, ignore_timestamps) -> bool:

@@ -36,7 +36,7 @@ class Record:
 class Batch:
     """One batch of magic 2, one message of magic 0 or 1, or one compressed wrapper with its messages."""
 
-    base_offset: int  # of magic 0 and 1: of the first record
+    base_offset: int  # base offset; in magic 0 and 1 that of the first record
     last_offset: int
     records: tuple[Record, ...] = ()
     magic: int = 2

@@ -47,7 +47,7 @@ def _kind(a: list[Seen], b: list[Seen], ignore_timestamps: bool, every_version: 
         return "extra" if not a else "missing"
     last_a, last_b = versions_a[-1], versions_b[-1]
     if last_a == last_b:
-        # those that stand on both sides equally often, in their order
+        # records that both sides have equally often, in their order
         certain = {version for version in n_a if n_a[version] == n_b[version]}
         if [v for v in versions_a if v in certain] != [v for v in versions_b if v in certain]:
             return "order"

@@ -15,7 +15,7 @@ class Seen:
     timestamp: int
     key: bytes | None
     value: str | None
-    origin: int = -1  # which copies of one record share
+    origin: int = -1  # equal for the copies of one record
 
     def same(self, ignore_timestamps: bool) -> tuple[object, ...]:
         """Return what is equal for copies of one record of a key."""

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "examples/kubernetes/Containerfile"
 SUITES = {"docker.io/library/debian:12-slim": "bookworm"}
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive"}
-KEPT = ("PIP_INDEX_URL", "http_proxy", "https_proxy", "no_proxy")  # where this machine gets packages
+KEPT = ("PIP_INDEX_URL", "http_proxy", "https_proxy", "no_proxy")  # package index and proxy of this machine
 CERTIFICATES = "/etc/ssl/of_the_machine.crt"  # in the root: those of PIP_CERT, if that is set; JAVAS: Debian's for Java
 JAVAS = "/etc/ssl/of_the_machine.cacerts"
 

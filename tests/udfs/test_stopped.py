@@ -153,7 +153,7 @@ def test_an_unreadable_log_is_verifys_problem(part: Partition, tmp_path: Path, e
         checked = part.verify()
     (problem,) = checked.problems
     unreadable(problem, f"t-0/{log.name}", error)
-    assert (checked.segments, checked.records) == (4, 36)  # those of the others
+    assert (checked.segments, checked.records) == (4, 36)  # segments and records of the others
 
 
 def test_verify_side_files(part: Partition, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def root(tmp_path: Path) -> Root:
 
 @contextmanager
 def late_flushes() -> Iterator[Event]:
-    """Let every flush wait until somebody waits for one, or for this event."""
+    """Delay every flush until its result is requested or this event is set."""
     waited, fsync, result = Event(), os.fsync, Future.result
 
     def late_fsync(descriptor: int) -> None:

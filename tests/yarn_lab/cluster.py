@@ -23,7 +23,7 @@ from tests.kafka_lab.waiting import wait_until
 SPARK = Path(pyspark.__file__).parent
 _START_SECONDS, _STOP_SECONDS = 120, 60
 
-# What an administrator puts beside yarn-site.xml: the nodes have Spark's jars, containers are small
+# Settings of an administrator beside yarn-site.xml: the nodes have Spark's jars, containers are small
 _DEFAULTS = """
 spark.yarn.jars                      local:{spark}/jars/*
 spark.yarn.stagingDir                viewfs://shared{staging}
@@ -40,7 +40,7 @@ spark.yarn.appMasterEnv.SPARK_LOCAL_IP  127.0.0.1
 spark.yarn.report.interval           200ms
 spark.yarn.scheduler.heartbeat.interval-ms  500
 """
-# What all of Hadoop's code finds on the nodes' class path. viewfs://shared is this machine's file system under a name
+# Settings on the nodes' class path for Hadoop's code. viewfs://shared is this machine's file system under a name
 # that is not file://, as a cluster's shared storage has one: YARN uploads a file:// again for each application, and
 # each node then unpacks it again
 _SHARED = {"fs.viewfs.mounttable.shared.linkMergeSlash": "file:///"}

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 WORDS = [
     f"{a}{b}" for a in ("red", "oak", "sea", "sun", "ice", "fog") for b in ("wood", "fall", "stone", "mark", "way")
 ]
-OLD_MS = 1_700_000_000_000  # of CreateTime: long ago, in steps
+OLD_MS = 1_700_000_000_000  # CreateTime in the past, which increases in steps
 Header = tuple[str, bytes | None]
 
 
@@ -28,7 +28,7 @@ class Topic:
     codec: str
     modes: list[str]  # plain, idempotent, transactional; open: a transaction that never ends
     seed: int
-    records: int = 200  # of each mode
+    records: int = 200  # number of records in each mode
     keys: int = 50
     null_keys: bool = False
     old: bool = True  # timestamps of long ago, else the client's own

@@ -114,7 +114,7 @@ for one in topics:
 for name, protocol in (("classic", "classic"), ("consumer", "consumer"), ("deleted", "classic"), ("gone", "consumer")):
     consume(f"confluent-{name}", protocol)
 admin = AdminClient({"bootstrap.servers": bootstrap})
-admin.delete_topics([group["delete"]])[group["delete"]].result()  # takes with it what groups know of it
+admin.delete_topics([group["delete"]])[group["delete"]].result()  # groups lose their offsets of it
 share("confluent-share")
 for future in admin.delete_consumer_groups(["confluent-deleted", "confluent-gone"]).values():
     future.result()

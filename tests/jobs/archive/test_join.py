@@ -75,11 +75,11 @@ def test_note_names_the_missing_remote_segments(tmp_path, capsys):
     before = tree(archive)
     assert run("verify", archive, *QUIET) == 0
     assert compact(archive, store) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     note = "note: t-0: offsets 0 to 99 are in remote storage, which this archive lacks: put the folder of the remote"
-    assert said.count(note) == 2
+    assert output.count(note) == 2
     entries = "the archive is still needed: entries that no job reads: "
-    assert f"{entries}t-0: offsets 0 to 99 are in remote storage" in said
+    assert f"{entries}t-0: offsets 0 to 99 are in remote storage" in output
     assert run("archive-needed", archive, "--store", store, "--format", "paths", *QUIET) == 0
     assert capsys.readouterr().out == ""
     found = restored(store, tmp_path / "out")
@@ -104,10 +104,11 @@ def test_later_run_requires_remote_storage_for_deleted_local_segments(tmp_path, 
     put_local(archive, LOG[5:])
     capsys.readouterr()
     assert compact(archive, store) == 3
-    said = capsys.readouterr().out
-    assert "t-0        gap" in said
+    output = capsys.readouterr().out
+    assert "t-0        gap" in output
     assert (
-        "(the topic has tiered storage: put the folder of the remote storage, where they are, into the archive)" in said
+        "(the topic has tiered storage: put the folder of the remote storage, where they are, into the archive)"
+        in output
     )
     assert run("verify", "--store", store, *QUIET) in {0, 3}
 
@@ -122,10 +123,10 @@ def test_local_and_remote_segments_join_into_one_log(tmp_path, capsys, put, uplo
     before = tree(archive)
     capsys.readouterr()
     assert run("verify", archive, *QUIET) == 0
-    said = capsys.readouterr().out
-    assert "in remote storage" not in said
+    output = capsys.readouterr().out
+    assert "in remote storage" not in output
     both = uploaded - first
-    assert (f"{both} segments lie in both and are read once, from offset {50 * first} on" in said) == (both > 0)
+    assert (f"{both} segments lie in both and are read once, from offset {50 * first} on" in output) == (both > 0)
     assert compact(archive, tmp_path / "store") == 0
     assert restored(tmp_path / "store", tmp_path / "out") == expected
     assert read("kafka_log", archive)["offset"].to_pylist() == list(range(300))
@@ -155,9 +156,9 @@ def test_segment_in_both_copies_stays_needed(tmp_path, capsys):
     put_remote(archive, LOG[:5])
     put_local(archive / "broker", LOG[3:])
     assert compact(archive, store) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     entries = "the archive is still needed: entries that no job reads: "
-    assert f"{entries}broker/t-0/{segment_file(150, 'log')}, broker/t-0/{segment_file(200, 'log')}" in said
+    assert f"{entries}broker/t-0/{segment_file(150, 'log')}, broker/t-0/{segment_file(200, 'log')}" in output
     assert run("archive-needed", archive, "--store", store, "--format", "paths", *QUIET) == 0
     assert capsys.readouterr().out == ""
 

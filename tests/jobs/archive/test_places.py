@@ -61,7 +61,7 @@ INSIDE = [
     "{0}/link",
     "{0}/link/store",
     "{0}/link/not/there/yet/",
-    "{0}/deep/../store",  # of the link's target, as the kernel goes
+    "{0}/deep/../store",  # the link's target, as the kernel resolves it
     "{0}/other/../archive/store",
     "{0}/other/up/archive/store",
     "{0}/other/up/link/store",

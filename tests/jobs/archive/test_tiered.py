@@ -109,10 +109,10 @@ def test_pinterests_uploads_are_cleaned_as_their_log_directory(plain, tmp_path, 
     assert {name: found.get(name) for name in logs} == {name: expected[name] for name in logs}
     capsys.readouterr()
     assert run("verify", remote, "--sealed", *QUIET) == 0
-    said = capsys.readouterr().out
-    assert "kafka/clicks-0 and 4 more: uploaded by Pinterest's tiered storage (offset.wm), without producer" in said
-    assert (f"if segments overlap, give tiered+{plain.parent}" in said) == (given == "")
-    assert re.search(r"not checked: \S*orders-0: transaction indexes", said)
+    output = capsys.readouterr().out
+    assert "kafka/clicks-0 and 4 more: uploaded by Pinterest's tiered storage (offset.wm), without producer" in output
+    assert (f"if segments overlap, give tiered+{plain.parent}" in output) == (given == "")
+    assert re.search(r"not checked: \S*orders-0: transaction indexes", output)
     for job in (["lookup", "--offset", "1500", "--topics", "users"], ["inspect", "--key", "user-000058"]):
         texts = []
         for archive in (remote, plain):
@@ -160,8 +160,8 @@ def test_a_topic_that_was_created_again_is_uncleanable(tmp_path, capsys):
     other.rename(tmp_path / "t-0-AAAAAAAAAAAAAAAAAAAAAA")
     (tmp_path / "x").rmdir()
     assert run("verify", tmp_path, "--json", *QUIET) == PROBLEMS
-    said = json.dumps(json.loads(capsys.readouterr().out))
-    assert "the same partition in t-0-AAAAAAAAAAAAAAAAAAAAAA/t-0" in said
+    output = json.dumps(json.loads(capsys.readouterr().out))
+    assert "the same partition in t-0-AAAAAAAAAAAAAAAAAAAAAA/t-0" in output
 
 
 def test_a_lost_log_is_a_gap_and_an_encrypted_segment_an_error(tmp_path, capsys):
@@ -197,9 +197,7 @@ def test_a_later_run_continues_after_a_change_of_leaders(tmp_path, capsys):
     put_kafka(remote, "t-0", 4, segment(batches(300, 350, 1), [(0, 0), (1, 200)]))
     moved = remote.rename(tmp_path / "moved")
     assert run("restore", "--store", store, "--output", tmp_path / "again", "--archive", moved) == 0
-    assert read_tree(tmp_path / "again") == read_tree(
-        tmp_path / "first"
-    )  # of which the end of segment 2 counts no more
+    assert read_tree(tmp_path / "again") == read_tree(tmp_path / "first")  # the end of segment 2 no longer counts
     moved.rename(remote)
     assert run("compact", remote, "--store", store, *settings) == 0
     assert run("restore", "--store", store, "--output", tmp_path / "second") == 0

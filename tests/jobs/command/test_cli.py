@@ -154,7 +154,7 @@ def test_any_other_option_that_is_repeated_is_a_mistake(job, capsys, name):
     """click would silently use the last value."""
     params = ALONE[name].params
     once = [p.opts[0] for p in params if p.param_type_name == "option" and not p.is_flag and not p.multiple]
-    assert "--config" in once or name == "pack"  # which takes no settings
+    assert "--config" in once or name == "pack"  # pack has no settings
     for option in once:
         for words in ([option, "1", option, "2"], [f"{option}=1", "x", option, "2"]):
             assert cli.main([*name.split(), *words, "--json"]) == errors.USAGE
@@ -287,7 +287,7 @@ _NO_DAEMON = (
         (PermissionError(13, "Permission denied", "/x"), 5, "/x: Permission denied"),
         (OSError(24, "Too many open files", "/x"), 5, "ulimit -n"),
         (RuntimeError("can't start new thread"), 5, "ulimit -u"),
-        (BlockingIOError(11, "Resource temporarily unavailable"), 5, "ulimit -u"),  # of a fork
+        (BlockingIOError(11, "Resource temporarily unavailable"), 5, "ulimit -u"),  # a fork fails
         (RuntimeError(f"Lost task 1.0: java.io.EOFException{_NO_WORKER}"), 5, "a worker of Spark ended"),
         (RuntimeError(f"Lost task 1.0: java.net.SocketException: Connection reset{_NO_WORKER}"), 5, "Connection reset"),
         (RuntimeError(f"Lost task 1.0: java.io.IOException: Broken pipe{_NO_WORKER}"), 5, "a worker of Spark ended"),
@@ -693,7 +693,7 @@ def test_a_spark_that_gives_up_or_is_ended_is_reported_in_one_line(job, capsys, 
             "  File x\nModuleNotFoundError: No module named 'jobs'\n\tat x",
             "ModuleNotFoundError: No module named 'jobs'",
         ),
-        (  # where the daemon that forks workers ended for it
+        (  # the daemon that forks workers ended too
             f"x\nError from python worker:\n  ModuleNotFoundError: No module named 'y'\nPYTHONPATH was:\n{_NO_DAEMON}",
             "ModuleNotFoundError: No module named 'y'",
         ),

@@ -153,11 +153,11 @@ def test_no_file_of_another_kind_is_replaced(place: Place, tmp_path: Path, capsy
     for path in (*logs, *manifests, *(tmp_path / name for name in names)):
         place.metrics = path
         assert place.compact("--force") == USAGE, path
-        said = capsys.readouterr().err
+        output = capsys.readouterr().err
         if path.is_relative_to(tmp_path / "other"):  # whatever kind of file it is
-            assert f"--metrics-file {path} lies in the " in said
+            assert f"--metrics-file {path} lies in the " in output
         else:
-            assert f"--metrics-file: {path}: expected no file, or metrics of Lastkey, found " in said
+            assert f"--metrics-file: {path}: expected no file, or metrics of Lastkey, found " in output
     assert (tree(other), tree(others)) == before
     assert (tmp_path / "lastkey.prom").read_text() == text
     assert (tmp_path / "notes.txt").read_text() == "x" and not (tmp_path / "none").exists()

@@ -38,7 +38,7 @@ def test_bytes_count_while_they_are_read_and_at_the_end_whatever_was_not():
     assert progress.said == [20, 10, 30]
     counted.ended(0)
     counted.ended(1)
-    counted.read(1, 60)  # of a task that is not needed any more
+    counted.read(1, 60)  # bytes of a task that is no longer needed
     assert progress.said == [20, 10, 30, 20]
 
 

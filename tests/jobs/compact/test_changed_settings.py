@@ -30,8 +30,8 @@ def test_retention_alone_writes_the_indexes_of_segments_of_the_store_by_the_new_
         config = tmp_path / "config.toml"
         config.write_text(SETTINGS.format(policy=policy, interval=interval, keep=keep))
         words = ("compact", str(place.archive.parent), "--store", str(place.store), "--config", str(config))
-        code, said = place.run(*words, "--now", str(NOW), "--sealed")
-        assert (code, "1 committed" in said) == (0, True), said
-    code, said = place.run("verify", "--store", str(place.store), "--config", str(config))
-    assert code == 0, said
+        code, output = place.run(*words, "--now", str(NOW), "--sealed")
+        assert (code, "1 committed" in output) == (0, True), output
+    code, output = place.run("verify", "--store", str(place.store), "--config", str(config))
+    assert code == 0, output
     assert place.generation().startswith("3:d=4")

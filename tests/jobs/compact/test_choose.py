@@ -25,7 +25,7 @@ GIB = 1 << 30
     [
         ([], 2, 0),
         ([16 * GIB], 1, 0),  # one core: nothing to win
-        ([64 * GIB], 2, 0),  # what it costs to read each record twice
+        ([64 * GIB], 2, 0),  # cost of reading each record twice
         ([GIB], 4, 0),  # its stages would cost more
         ([4 * GIB], 4, 0),
         ([16 * GIB], 4, 1),

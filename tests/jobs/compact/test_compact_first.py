@@ -1,4 +1,4 @@
-"""The first run on an archive: what is taken, what is left alone, what is said, what is written."""
+"""The first run on an archive: partitions that it selects and skips, its messages, and its files."""
 
 from __future__ import annotations
 
@@ -153,11 +153,11 @@ def test_cleaned_logs_equal_those_of_the_broker(first, cases, now_ms):
 @pytest.mark.slow
 def test_reports_text_and_json(first):
     report = first.report
-    told = json.loads(json.dumps(report.to_json()))
-    assert (told["exit_code"], told["dry_run"], told["archive_needed"]) == (3, False, True)
-    assert (told["expired_nothing"], told["not_compacted"]) == (["both"], ["other"])
-    assert len(told["run_id"]) == 32
-    rows = {(p["topic"], p["partition"]): p for p in told["partitions"]}
+    answer = json.loads(json.dumps(report.to_json()))
+    assert (answer["exit_code"], answer["dry_run"], answer["archive_needed"]) == (3, False, True)
+    assert (answer["expired_nothing"], answer["not_compacted"]) == (["both"], ["other"])
+    assert len(answer["run_id"]) == 32
+    rows = {(p["topic"], p["partition"]): p for p in answer["partitions"]}
     assert list(rows) == sorted(rows)
     row = rows["few-keys", 0]
     assert (row["status"], row["generation"], row["problem"]) == ("cleaned", 1, None)
@@ -172,11 +172,11 @@ def test_reports_text_and_json(first):
     assert "not compacted, because cleanup.policy is not compact: other" in text
     assert "problem: nulls-0: null_key: expected" in text
     aside = [r.name() for r in report.results if r.status == "uncleanable"]
-    reasons = {reason["kind"]: reason["names"] for reason in told["archive_needed_because"]}
+    reasons = {reason["kind"]: reason["names"] for reason in answer["archive_needed_because"]}
     assert next(iter(reasons)) == "uncleanable" and reasons["uncleanable"] == aside
     assert reasons["other_topics"] == ["other"] and "few-keys-0" in reasons["used"]
     assert f"the archive is still needed: the partition is uncleanable: {', '.join(aside[:10])}" in text
-    assert [p["kind"] for p in told["problems"]] == [r.problem.kind for r in report.results if r.problem]
+    assert [p["kind"] for p in answer["problems"]] == [r.problem.kind for r in report.results if r.problem]
     assert "marked -delete" in text
 
 

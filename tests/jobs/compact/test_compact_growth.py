@@ -41,7 +41,7 @@ GROWN = {
     "g-zstd": ("txn-zstd", 2, 33),
     "g-idem": ("idem-active", 3, 2),
     "g-old": ("v1-gzip-append", 1, 11),
-    "g-gone": ("snappy-zipf", 2, 2),  # what was compacted leaves the archive
+    "g-gone": ("snappy-zipf", 2, 2),  # compacted segments are deleted from the archive
     "g-still": ("zstd-headers", 3, 1),  # grows not at all
     "s-none": ("none-tomb", 1, 3),  # --sealed at first: the generation ends inside a segment
     "s-txn": ("txn-none", 2, 40),
@@ -173,7 +173,7 @@ def grown(spark, cases, now_ms, tmp_path_factory):
         if topic != "d-cluster":
             put(idem, top / f"{topic}-0")
     put(idem, directories["cluster"] / "d-cluster-0")
-    for number in (4, 5):  # of the generation there are segments 0 to 3, and of number 4 three batches
+    for number in (4, 5):  # the generation has segments 0 to 3, and three batches of segment 4
         _remove(files_in(top / "d-gap-0")[number if number == 4 else 4])
     _remove(files_in(top / "d-lost-0")[4])
     cut(files_in(top / "d-back-0")[4], 2)
@@ -398,7 +398,7 @@ def test_reset_starts_over_only_diverged_partitions(grown, now_ms):
         assert third.found[topic].status == "cleaned", (topic, third.found[topic].problem)
         assert third.checkpoints[topic, 0].generation == 2
         assert third.states[topic, 0].state == "clean"
-        assert bool(third.checkpoints[topic, 0].gaps) == (topic in ("d-gap", "d-lost"))  # of what the archive holds now
+        assert bool(third.checkpoints[topic, 0].gaps) == (topic in ("d-gap", "d-lost"))  # gaps in the present archive
         before = first.checkpoints[topic, 0].run_id
         assert [(run.parent_run_id, run.reset) for run in again[topic, 0]] == [(before, True), (None, False)]
         assert f"started over: {topic}-0: generation 2" in third.report.to_text()

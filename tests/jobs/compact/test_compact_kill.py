@@ -96,7 +96,7 @@ def _result(lab):
         lab.check_whole(manifests[topic, partition])
         folder = lab.store / "segments" / f"{topic}-{partition}" / f"{at.generation}-{at.run_id}"
         for path in folder.iterdir():
-            if path.name != MANIFEST:  # which names the run
+            if path.name != MANIFEST:  # the manifest names the run
                 files[topic, partition, at.generation, path.name] = path.read_bytes()
         for s in manifests[topic, partition]:
             files[topic, partition, at.generation, s.base_offset] = (s.root, s.size_bytes, s.checksum, s.next_offset)
@@ -123,13 +123,13 @@ def _check_next_run(begun, mine, now_ms):
 
 def _folders(lab):
     """Return the folders of runs: those on the disk, and those in the tables."""
-    there = {path.relative_to(lab.store / "segments").as_posix() for path in (lab.store / "segments").glob("*/*")}
+    existing = {path.relative_to(lab.store / "segments").as_posix() for path in (lab.store / "segments").glob("*/*")}
     known = {
         f"{topic}-{partition}/{run.generation_after}-{run.run_id}"
         for (topic, partition), runs in lab.state().histories().items()
         for run in runs
     }
-    return there, known
+    return existing, known
 
 
 def _arguments(lab, tmp_path, now_ms, *more, wave=64, split="auto", engine="spark"):
@@ -365,8 +365,8 @@ def test_a_run_that_is_asked_to_end_commits_what_is_finished(
     assert f"{n} of 3 partitions committed" in err and "run again to continue" in err
     assert sorted(p["status"] for p in said["partitions"]) == ["cleaned"] * n + ["stopped"] * (3 - n)
     assert sum(row.generation > 1 or key[0] == "new" for key, row in mine.state().checkpoints().items()) == n
-    there, known = _folders(mine)
-    assert there == known
+    existing, known = _folders(mine)
+    assert existing == known
     assert bool(said["notes"]) == (engine == "threads"), said["notes"]  # a thread that waits at the step never ends
     assert _leases(mine) == []
     assert tracebacks(err) == []
@@ -435,8 +435,8 @@ def test_a_run_in_several_tasks_that_is_asked_to_end_does(begun, now_ms, tmp_pat
     assert tracebacks(err) == []
     assert "run again to continue" in err
     assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
-    there, known = _folders(mine)
-    assert there == known
+    existing, known = _folders(mine)
+    assert existing == known
     assert tree(lab.archive) == archive
 
 
@@ -468,7 +468,7 @@ def test_one_of_two_concurrent_runs_commits(begun, now_ms, tmp_path, wave):
         assert row.run_id in (reports[0]["run_id"], reports[4]["run_id"])
         mine_is = won if row.run_id == reports[0]["run_id"] else lost
         assert mine_is[key] == row.generation
-    assert {row.run_id for row in checkpoints.values()} == {reports[0]["run_id"]}  # who comes second commits nothing
+    assert {row.run_id for row in checkpoints.values()} == {reports[0]["run_id"]}  # the second run commits no partition
     assert set(lost.values()) == {None}
     assert "conflict" in {p["status"] for p in reports[4]["partitions"]} <= {"conflict", "not_due"}
     # the winner reports the states of the partitions

@@ -1,5 +1,5 @@
 """Partitions without a record: their log start, log end and side files are part of the store, and restore brings them
-back. A folder without a `.log` is no empty partition: nothing in it says where the log ends.
+back. A folder without a `.log` is no empty partition: it does not show the end of the log.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def checkpoint(place: Place, name: str, offset: int) -> None:
 
 
 def report(place: Place, *words: str) -> dict[str, Any]:
-    code, said = place.run(*words, "--json")
-    told: dict[str, Any] = json.loads(said)
+    code, output = place.run(*words, "--json")
+    told: dict[str, Any] = json.loads(output)
     assert told["exit_code"] == code
     return told
 
@@ -151,9 +151,9 @@ def test_another_log_in_its_place(place: Place, text: str, base: int, state: str
     assert place.compact()[0] == DONE
     shutil.rmtree(place.archive)
     write_partition(place.archive, text, base_offset=base)
-    code, said = place.compact()
+    code, output = place.compact()
     assert code == PROBLEMS
-    assert open_state(str(place.store)).states()["t", 0].state == state, said
+    assert open_state(str(place.store)).states()["t", 0].state == state, output
     assert place.run("archive-needed", str(place.archive.parent), "--store", str(place.store))[0] == DONE
     assert place.compact("--reset", "t")[0] == DONE
     assert restored(place)["partitions"][0]["next_offset"] == base + (5 if text else 0)
@@ -218,8 +218,8 @@ def test_a_folder_without_its_log_is_a_problem(place: Place, left: str) -> None:
     assert [(r["topic"], r["status"]) for r in told["partitions"]] == [("t", "uncleanable"), ("u", "cleaned")]
     problem = told["problems"][0]
     assert (problem["kind"], problem["path"], problem["expected"]) == ("gap", "t-0", f"a .log beside {left}")
-    code, said = place.run("verify", str(place.archive.parent))
-    assert (code, f"expected a .log beside {left}, found none" in said) == (PROBLEMS, True)
+    code, output = place.run("verify", str(place.archive.parent))
+    assert (code, f"expected a .log beside {left}, found none" in output) == (PROBLEMS, True)
     [problem] = left_out(place)
     assert (problem["path"], "expected a .log" in problem["found"]) == ("t-0", True)
 

@@ -29,10 +29,10 @@ def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Place:
 )
 def test_unneeded_archive_can_be_deleted(place: Place, options: tuple[str, ...], answer: str) -> None:
     place.write(LOG)
-    code, said = place.compact(*options)
-    assert (code, answer in said) == (0, True)
-    code, said = place.run("archive-needed", str(place.archive.parent), "--store", str(place.store))
-    assert (code, answer in said) == (0, True)
+    code, text = place.compact(*options)
+    assert (code, answer in text) == (0, True)
+    code, text = place.run("archive-needed", str(place.archive.parent), "--store", str(place.store))
+    assert (code, answer in text) == (0, True)
     shutil.move(place.archive.parent, place.root / "gone")
     assert place.run("verify", "--store", str(place.store))[0] == 0
     output = place.root / "restored"
@@ -53,8 +53,8 @@ def test_a_log_with_empty_segments_can_grow_and_be_compacted_again(place: Place)
 def test_empty_segment_after_archive_segments_stays_in_the_archive(place: Place) -> None:
     """A generation holds what is its own first: the archive is read from the end of that on."""
     place.write("a=1 || {pid=1 txn} a=2 || a=3 || ")
-    code, said = place.compact()
-    assert (code, "the archive is still needed: a generation uses the segment: t-0" in said) == (0, True)
+    code, output = place.compact()
+    assert (code, "the archive is still needed: a generation uses the segment: t-0" in output) == (0, True)
     assert place.generation() == "0:a=1 || 1:a=2 || 2:a=3 || "
     place.write("a=1 || {pid=1 txn} a=2 || a=3 || {pid=1 commit} | a=4 || b=1")
     assert place.compact()[0] == 0
@@ -65,8 +65,8 @@ def test_generation_ends_at_the_high_watermark(place: Place) -> None:
     """The active segment was not read: the generation has an empty segment and continues there."""
     place.write("a=1 | b=2 || c=3")
     offset_checkpoint(place.archive.parent / "replication-offset-checkpoint", {"t-0": 2})
-    code, said = place.compact()
-    assert (code, "no longer needed" in said, place.generation()) == (0, False, "0:a=1 | 1:b=2 || ")
+    code, output = place.compact()
+    assert (code, "no longer needed" in output, place.generation()) == (0, False, "0:a=1 | 1:b=2 || ")
     (place.archive.parent / "replication-offset-checkpoint").unlink()
     assert place.compact()[0] == 0
     assert place.generation() == "0:a=1 | 1:b=2 || 2:c=3"

@@ -134,7 +134,7 @@ def test_a_checkpoint_of_another_log(lab, case, now_ms, name):
 
 
 def test_a_high_watermark_that_cannot_be_read(lab, case, now_ms):
-    """Records above it may still be undone, and must supersede nothing."""
+    """A broker may truncate records above it, so they must not supersede others."""
     put(only_input(case), lab.archive / "t-0")
     checkpoint = lab.archive / "replication-offset-checkpoint"
     checkpoint.write_text("0\n1\nt 0 2")  # cut short: the offset was 2500

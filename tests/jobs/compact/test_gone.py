@@ -40,7 +40,7 @@ def test_segments_that_went_with_their_partition_are_missed(
     else:
         assert (
             cli.main(["compact", str(archive), "--store", str(tmp_path / "store")]) == USAGE
-        )  # of no partition at all
+        )  # the archive has no partition
         capsys.readouterr()
         (archive / "u-0").mkdir()
     report = run()

@@ -31,10 +31,10 @@ def run(place: Place, text: str, settings: str, *more: str) -> tuple[str, dict[s
     (place.root / "c.toml").write_text(f"[defaults]\n{settings}\n[job]\nengine = 'threads'\n")
     words = ["compact", str(place.archive.parent), "--store", str(place.store), "--topics", "t"]
     words += ["--config", str(place.root / "c.toml"), "--now", str(NOW), *more]
-    _, said = place.run(*words)
+    _, output = place.run(*words)
     _, found = place.run(*words, "--json")
     [partition] = json.loads(found)["partitions"]
-    return said, partition
+    return output, partition
 
 
 def reason(rule: str, **given: Any) -> dict[str, Any]:
@@ -143,13 +143,13 @@ def test_many_partitions_have_a_line_for_each_rule(place: Place) -> None:
     (place.root / "c.toml").write_text(f'[defaults]\n{COMPACT}\n"min.compaction.lag.ms" = {DAY}\n')
     words = ["compact", str(place.archive.parent), "--store", str(place.store), "--topics", "t", "--now", str(NOW)]
     words += ["--config", str(place.root / "c.toml"), "--engine", "threads"]
-    _, said = place.run(*words)
-    lines = [line for line in said.splitlines() if line.startswith("not due: ")]
+    _, output = place.run(*words)
+    lines = [line for line in output.splitlines() if line.startswith("not due: ")]
     assert len(lines) == 3 and lines[0].startswith("not due: 4 partitions")
     assert lines[1].startswith("not due: t-1/") and "transaction open since offset 2" in lines[1]
     assert lines[2].startswith("not due: t-2/") and lines[2].endswith(" (and 2 more partitions by this rule)")
-    _, said = place.run(*words, "--all")
-    assert sum(line.startswith("not due: ") for line in said.splitlines()) == 4
+    _, output = place.run(*words, "--all")
+    assert sum(line.startswith("not due: ") for line in output.splitlines()) == 4
 
 
 def test_a_future_timestamp_that_blocks_a_retention_which_deletes_is_noted(place: Place) -> None:
@@ -157,19 +157,19 @@ def test_a_future_timestamp_that_blocks_a_retention_which_deletes_is_noted(place
     place.write(text)
     settings = f'"cleanup.policy" = "delete"\n"retention.ms" = {DAY}'
     (place.root / "c.toml").write_text(f"[defaults]\n{settings}\n[job]\nengine = 'threads'\n")
-    _, said = place.run(
+    _, output = place.run(
         "compact", str(place.archive.parent), "--store", str(place.store), "--topics", "t", "--config",
         str(place.root / "c.toml"), "--now", str(NOW),
     )  # fmt: skip
-    assert "expired: t-0: 1 segment by time" in said
-    assert "note: t-0/00000000000000000001.log: retention.ms 86400000: the newest timestamp is 55840-11-08" in said
+    assert "expired: t-0: 1 segment by time" in output
+    assert "note: t-0/00000000000000000001.log: retention.ms 86400000: the newest timestamp is 55840-11-08" in output
 
 
 def test_verify_states_an_open_transaction_that_holds_cleaning_back(place: Place) -> None:
     place.write(OPEN)
-    code, said = place.run("verify", str(place.archive.parent))
-    assert (code, "no problem found" in said) == (0, True)
-    assert f"held back: {FIRST}: producer 1 has had a transaction open since offset 2, 2023-11-14" in said
+    code, output = place.run("verify", str(place.archive.parent))
+    assert (code, "no problem found" in output) == (0, True)
+    assert f"held back: {FIRST}: producer 1 has had a transaction open since offset 2, 2023-11-14" in output
     _, found = place.run("verify", str(place.archive.parent), "--json")
     [partition] = json.loads(found)["partitions"]
     del partition["held_back"]["message"]
@@ -178,8 +178,8 @@ def test_verify_states_an_open_transaction_that_holds_cleaning_back(place: Place
     for path in place.archive.iterdir():
         path.unlink()
     place.write("k=0 || {pid=1 txn} a=1")
-    _, said = place.run("verify", str(place.archive.parent))
-    assert "held back" not in said  # it begins in the active segment, which is not cleaned anyway
+    _, output = place.run("verify", str(place.archive.parent))
+    assert "held back" not in output  # it begins in the active segment, which is not cleaned anyway
 
 
 @pytest.mark.parametrize("second", ["{leader=3} x=1 x=2 || y=1 y=2 || z=3", "x=1 x=2 || y=1 y=2 || z=3 | z=4 || u=9"])
@@ -192,18 +192,18 @@ def test_another_log_is_distinguished_where_retention_alone_is_applied(place: Pl
     assert partition["status"] == "not_due", same
     for path in place.archive.iterdir():
         path.unlink()
-    said, partition = run(place, f"{old}{second}", settings)
+    output, partition = run(place, f"{old}{second}", settings)
     assert (partition["status"], partition["state"]) == ("uncleanable", "diverged")
-    assert "topic recreated, archive rolled back or converted, or another cluster: --reset starts over" in said
+    assert "topic recreated, archive rolled back or converted, or another cluster: --reset starts over" in output
 
 
 def test_a_log_that_grew_in_its_last_segment_is_no_other_log(place: Place) -> None:
     """The store holds the cleaned beginning of that segment; its last batch in the archive shows that it is the log."""
     place.write("a=1 | a=2")
     run(place, "", COMPACT, "--sealed")
-    said, partition = run(
+    output, partition = run(
         place, "a=1 | a=2 | b=3 || c=4", f'"cleanup.policy" = "delete"\n"retention.ms" = {1000 * DAY}'
     )
-    assert (partition["status"], partition["problem"]) == ("not_due", None), said
+    assert (partition["status"], partition["problem"]) == ("not_due", None), output
     _, partition = run(place, "a=1 | a=3 | b=3 || c=4", f'"cleanup.policy" = "delete"\n"retention.ms" = {1000 * DAY}')
     assert (partition["status"], partition["state"]) == ("uncleanable", "diverged")

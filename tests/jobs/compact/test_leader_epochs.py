@@ -1,4 +1,4 @@
-"""Leader epochs of a generation, where the archive gives up, loses or damages what it said of them."""
+"""Leader epochs of a generation whose archive has truncated, lost or damaged its epoch file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow  # whole runs
 NOW_MS = 1_700_000_000_000
 CHECKPOINT = "leader-epoch-checkpoint"
 KNOWN = "0\n4\n0 0\n3 2\n5 4\n7 6\n"
-# Of epoch 3 nothing is left by the first run, and of epoch 5 only what lies behind its beginning.
+# The first run leaves no batch of epoch 3, and of epoch 5 only the batches behind its beginning.
 LOG = "{leader=0} a=1 b=1 || {leader=3} c=2 c=3 || {leader=5} c=4 | {leader=5} d=1 || {leader=7} a=4 c=5"
 
 
@@ -97,7 +97,7 @@ def test_epochs_between_the_two_files_come_from_the_batches(lab: Lab, left: str)
 @pytest.mark.parametrize(
     ("left", "expected"),
     [
-        (None, "0\n3\n0 0\n5 5\n7 6\n"),  # of epoch 3 no batch is left, of epoch 5 not the first one
+        (None, "0\n3\n0 0\n5 5\n7 6\n"),  # no batch of epoch 3 is left, and the first one of epoch 5 is missing
         ("0\n2\n5 4\n7 6\n", "0\n3\n0 0\n5 4\n7 6\n"),  # the store's own segments hold epoch 0
         (KNOWN, KNOWN),
     ],

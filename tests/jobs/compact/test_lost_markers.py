@@ -44,13 +44,13 @@ def at(place: Place, days: int) -> tuple[int, str]:
 
 def test_verify_reports_it_and_compact_keeps_the_earlier_batch(place: Place) -> None:
     place.write(ABORTED)
-    code, said = place.run("verify", str(place.archive.parent))
-    assert (code, PROBLEM in said) == (3, True)
-    code, said = place.compact()
-    assert (code, NOTE in said) == (0, True)
+    code, output = place.run("verify", str(place.archive.parent))
+    assert (code, PROBLEM in output) == (3, True)
+    code, output = place.compact()
+    assert (code, NOTE in output) == (0, True)
     assert place.generation() == "0:a=1 | [2-2] | ABORT | 4:g=7 || 5:h=8"
-    code, said = place.run("verify", "--store", str(place.store))
-    assert (code, "the outcome of this transaction is unknown" in said) == (0, True)
+    code, output = place.run("verify", "--store", str(place.store))
+    assert (code, "the outcome of this transaction is unknown" in output) == (0, True)
 
 
 def test_later_runs_keep_it_too(place: Place) -> None:
@@ -94,10 +94,10 @@ def test_several_epochs_are_lost_before_one_marker(place: Place) -> None:
         " {pid=1 epoch=2 txn} a=3 | {pid=1 epoch=2 commit} | {pid=2 epoch=9 commit} || a=4 || h=8"
     )
     place.write(text)
-    code, said = place.run("verify", str(place.archive.parent))
-    assert (code, said.count("problem: ")) == (3, 2)
-    assert "behind this batch of epoch 0, found a batch of epoch 1 at offset 3," in said
-    assert "behind this batch of epoch 1, found a batch of epoch 2 at offset 4," in said
+    code, output = place.run("verify", str(place.archive.parent))
+    assert (code, output.count("problem: ")) == (3, 2)
+    assert "behind this batch of epoch 0, found a batch of epoch 1 at offset 3," in output
+    assert "behind this batch of epoch 1, found a batch of epoch 2 at offset 4," in output
     assert place.compact()[0] == 0
     assert place.generation() == ("0:a=0 | 1:x=1 | 2:a=1 | 3:a=2 | [4-4] | COMMIT | COMMIT | 7:a=4 || 8:h=8")
 
@@ -106,8 +106,8 @@ def test_an_open_transaction_behind_a_lost_marker(place: Place) -> None:
     """For a broker the transaction has been open since the earlier batch, so nothing is cleaned from there on."""
     place.write("k=0 || k=1 | {pid=1 epoch=0 txn} a=1 | {pid=1 epoch=1 txn base=4} b=2@4 || g=7 || h=8")
     assert place.run("verify", str(place.archive.parent))[0] == 3
-    code, said = place.compact()
-    assert (code, "the outcome of this transaction is unknown" in said) == (0, True)
+    code, output = place.compact()
+    assert (code, "the outcome of this transaction is unknown" in output) == (0, True)
     assert place.generation() == "0:k=0 || 1:k=1 | 2:a=1 | 4:b=2 || 5:g=7 || 6:h=8"
 
 
@@ -127,7 +127,7 @@ def test_an_open_transaction_behind_a_lost_marker(place: Place) -> None:
         " {pid=1 epoch=1 commit}",
         "{pid=1 epoch=0 txn} a=1 | {pid=1 epoch=0 coordinator=7 commit} | {pid=1 epoch=1 txn} b=2 |"
         " {pid=1 epoch=1 coordinator=3 commit}",
-        # what a cleaner emptied: a marker, a batch whose own marker is gone, a batch behind its marker
+        # emptied by a cleaner: a marker, a batch without its own marker, a batch behind its marker
         "{pid=1 epoch=0 txn control base=1 last=1} | {pid=1 epoch=1 txn base=2} b=2@2 | {pid=1 epoch=1 commit}",
         "{pid=1 epoch=0 txn base=0 last=0} | {pid=1 epoch=1 txn base=2} b=2@2 | {pid=1 epoch=1 commit}",
         "{pid=1 epoch=0 txn} a=1@0 | {pid=1 epoch=0 commit base=1} | {pid=1 epoch=1 txn base=2 last=2} |"
@@ -138,7 +138,7 @@ def test_an_open_transaction_behind_a_lost_marker(place: Place) -> None:
 )  # fmt: skip
 def test_complete_logs_have_no_lost_marker(place: Place, text: str) -> None:
     place.write(f"{text} || g=7 || h=8")
-    code, said = place.run("verify", str(place.archive.parent))
-    assert (code, "no problem found" in said) == (0, True), said
-    code, said = place.compact()
-    assert (code, "unknown" in said) == (0, False), said
+    code, output = place.run("verify", str(place.archive.parent))
+    assert (code, "no problem found" in output) == (0, True), output
+    code, output = place.compact()
+    assert (code, "unknown" in output) == (0, False), output

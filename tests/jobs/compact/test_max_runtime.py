@@ -99,20 +99,20 @@ def test_the_report_says_what_is_left(tmp_path: Path) -> None:
     lab = _threads(tmp_path)
     _grow(lab, 0)
     report = _run(lab, 0)
-    text, told = report.to_text(), report.to_json()
+    text, answer = report.to_text(), report.to_json()
     assert "--max-runtime is over: 1 of 4 partitions committed; the rest is first in the next run with it" in text
     assert "c-0: not finished within --max-runtime" in text
-    assert (told["partial"], told["exit_code"], told["archive_needed"]) == (True, PARTIAL, True)
+    assert (answer["partial"], answer["exit_code"], answer["archive_needed"]) == (True, PARTIAL, True)
     assert report.figures()["partitions"] == {"cleaned": 1, "stopped": 3}
-    there = {path.parent.name for path in (lab.store / "segments").glob("*/*")}
-    assert there == {"d-0"}  # nothing is left of the one that was cut off
+    existing = {path.parent.name for path in (lab.store / "segments").glob("*/*")}
+    assert existing == {"d-0"}  # nothing is left of the one that was cut off
     states = {key[0]: row.state for key, row in lab.state().states().items()}
     assert states == {"c": "dirty", "d": "clean"}
     damaged = lab.archive / "e-0"
     write_partition(damaged, "a=1||a=2||")
     (damaged / f"{0:020}.log").write_bytes(b"\xff" * 100)
     report = _run(lab, 1)
-    assert (report.exit_code, report.partial) == (PROBLEMS, True)  # what needs somebody goes first
+    assert (report.exit_code, report.partial) == (PROBLEMS, True)  # exit code of problems precedes that of partial runs
 
 
 def test_a_run_that_is_done_in_time_is_like_any_other(tmp_path: Path) -> None:

@@ -42,11 +42,11 @@ def test_a_log_whose_beginning_came_back(place: Place) -> None:
     """The snapshots are of a copy that held later segments alone."""
     place.write(LOG)
     place.deny()
-    code, said = place.compact()
-    assert (code, "not due" in said) == (0, True)
+    code, output = place.compact()
+    assert (code, "not due" in output) == (0, True)
     assert (
         "t-0/00000000000000000006.snapshot: expected the transaction of producer 1, open from offset 2 on, because no "
-        "marker in the log ends it, found none; the log decides, and nothing is cleaned from there on" in said
+        "marker in the log ends it, found none; the log decides, and nothing is cleaned from there on" in output
     )
     place.write(ABORTED)
     assert place.compact()[0] == 0
@@ -66,8 +66,8 @@ def test_a_store_that_holds_the_transaction(place: Place) -> None:
     place.lose(3)
     for offset in (5, 7, 8, 9):
         (place.archive / segment_file(offset, "snapshot")).write_bytes(NO_PRODUCERS)
-    code, said = place.compact()
-    assert (code, "of producer 1, open from offset 2 on" in said) == (0, True)
+    code, output = place.compact()
+    assert (code, "of producer 1, open from offset 2 on" in output) == (0, True)
     assert place.generation().startswith("0:k=1 | 1:m=0 || 2:k=2 ||")
     aborted = place.root / "aborted"
     write_partition(aborted, ABORTED)
@@ -81,8 +81,8 @@ def test_a_store_that_holds_the_transaction(place: Place) -> None:
 def test_a_sealed_archive_is_still_needed(place: Place) -> None:
     place.write(LOG)
     place.deny()
-    code, said = place.compact("--sealed")
-    assert code == 0 and "no longer needed" not in said
+    code, output = place.compact("--sealed")
+    assert code == 0 and "no longer needed" not in output
 
 
 def test_a_generation_does_not_hand_the_snapshot_on(place: Place) -> None:
@@ -106,13 +106,13 @@ def test_verify_names_the_snapshot(place: Place) -> None:
     place.write(LOG)
     assert place.run("verify", str(place.archive.parent))[0] == 0
     (place.archive / segment_file(6, "snapshot")).write_bytes(NO_PRODUCERS)
-    code, said = place.run("verify", str(place.archive.parent))
+    code, output = place.run("verify", str(place.archive.parent))
     assert code == 3
     assert (
         "t-0/00000000000000000006.snapshot at byte 0: side_file: expected the transaction of producer 1, which the log "
-        "shows open from offset 2 on, found no such producer" in said
+        "shows open from offset 2 on, found no such producer" in output
     )
-    assert "00000000000000000003.snapshot" not in said
+    assert "00000000000000000003.snapshot" not in output
 
 
 def test_verify_names_a_generation_that_was_cleaned_past_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,12 +122,12 @@ def test_verify_names_a_generation_that_was_cleaned_past_it(place: Place, monkey
         patch.setattr(ProducerState, "last_stable_offset", lambda self, log_end: log_end)
         assert place.compact()[0] == 0
     assert "0:k=1" not in place.generation()
-    code, said = place.run("verify", "--store", str(place.store))
+    code, output = place.run("verify", "--store", str(place.store))
     assert code == 3
     assert (
         "expected nothing cleaned from offset 2 on, where producer 1 began a transaction that was open, found a log "
         "cleaned up to offset 5"
-    ) in said
+    ) in output
 
 
 def test_verify_asks_for_no_transaction_below_the_log_start(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,17 +137,17 @@ def test_verify_asks_for_no_transaction_below_the_log_start(place: Place, monkey
     with monkeypatch.context() as patch:
         patch.setattr(ProducerState, "last_stable_offset", lambda self, log_end: log_end)
         assert place.compact()[0] == 0
-    code, said = place.run("verify", "--store", str(place.store))
-    assert code == 0, said
+    code, output = place.run("verify", "--store", str(place.store))
+    assert code == 0, output
 
 
 def test_reindex_makes_no_snapshot_of_a_log_without_its_beginning(place: Place) -> None:
     place.write(LOG)
     place.lose(3)
-    for _ in range(2):  # what the first run made tells the second one nothing
-        code, said = place.run("reindex", str(place.archive.parent), "--in-place")
+    for _ in range(2):  # the second run learns nothing from the first
+        code, output = place.run("reindex", str(place.archive.parent), "--in-place")
         assert code == 0
-        assert "t-0: the log begins at offset 3, and neither log-start-offset-checkpoint nor leader-epoch-ch" in said
+        assert "t-0: the log begins at offset 3, and neither log-start-offset-checkpoint nor leader-epoch-ch" in output
         assert not [*place.archive.glob("*.snapshot"), *place.archive.glob("leader-epoch-checkpoint")]
     (place.archive.parent / "log-start-offset-checkpoint").write_text("0\n1\nt 0 3\n")
     assert place.run("reindex", str(place.archive.parent), "--in-place")[0] == 0
@@ -162,8 +162,8 @@ def test_reindex_continues_from_a_snapshot_where_the_beginning_is_missing(place:
     known, right = first.read_bytes(), last.read_bytes()
     place.lose(3)
     first.write_bytes(known)
-    code, said = place.run("reindex", str(place.archive.parent), "--in-place")
-    assert (code, "kept as it is, because the log before it is missing" in said) == (0, True)
+    code, output = place.run("reindex", str(place.archive.parent), "--in-place")
+    assert (code, "kept as it is, because the log before it is missing" in output) == (0, True)
     assert last.read_bytes() == right
     last.write_bytes(NO_PRODUCERS)
     assert place.run("reindex", str(place.archive.parent), "--check")[0] == 3
@@ -175,6 +175,6 @@ def test_reindex_keeps_a_wrong_snapshot_that_nothing_can_replace(place: Place) -
     wrong = place.archive / segment_file(5, "snapshot")
     damaged = NO_PRODUCERS[:2] + bytes(4) + NO_PRODUCERS[6:]  # another checksum
     wrong.write_bytes(damaged)
-    code, said = place.run("reindex", str(place.archive.parent), "--in-place")
-    assert (code, "impossible: t-0/00000000000000000005.snapshot: wrong" in said) == (3, True)
+    code, output = place.run("reindex", str(place.archive.parent), "--in-place")
+    assert (code, "impossible: t-0/00000000000000000005.snapshot: wrong" in output) == (3, True)
     assert wrong.read_bytes() == damaged

@@ -1,4 +1,4 @@
-"""A run that hears of another one too late: it has planned, and the other has committed and gone."""
+"""A run that detects another one too late: it has planned when the other commits and ends."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_files_that_a_vacuum_took_under_a_run_are_a_conflict(
     write_partition(archive / "t-0", "a=1 | a=2 || b=1 | b=2 || c=1 || d=1 || e=1")
 
     def replace() -> None:
-        for path in (store / "state" / "running").iterdir():  # they do not hear of each other
+        for path in (store / "state" / "running").iterdir():  # the runs do not see the leases of each other
             path.unlink()
         assert cli.main(words) == 0
         assert cli.main(["vacuum", "--store", str(store), "--grace-hours", "0"]) == 0
@@ -36,8 +36,8 @@ def test_files_that_a_vacuum_took_under_a_run_are_a_conflict(
     capsys.readouterr()
     with at_step("wave planned", replace):
         assert cli.main([*words, "--json"]) == 4
-    said = capsys.readouterr().out
-    report = json.loads(said[said.index('{\n  "job": "compact"') :])
+    output = capsys.readouterr().out
+    report = json.loads(output[output.index('{\n  "job": "compact"') :])
     assert "expected generation 1" in report["conflict"]
     assert "found generation 2" in report["conflict"]
     assert cli.main(["verify", "--store", str(store)]) == 0

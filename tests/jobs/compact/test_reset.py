@@ -1,4 +1,4 @@
-"""A gap in the archive, and the way out of it, --reset: what the store held before stays in it and can be restored."""
+"""A gap in the archive, and its remedy, --reset: the store keeps the previous generation, and can restore it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tests.reference.log import Record, data_batch, decode_log
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-# How each topic is worked through; both policies each
+# Steps for each topic, with both policies
 WAYS = {
     "several": {"engine": "spark", "split.by": "always"},
     "threads": {"engine": "threads"},
@@ -43,9 +43,9 @@ class Runs:
 
     lab: Lab
     reports: list[CompactReport]
-    oldest: list[int]  # what may stay, by run
+    oldest: list[int]  # oldest timestamp that may remain, by run
     now_ms: int
-    records: dict[int, list[Record]]  # of the source, by segment
+    records: dict[int, list[Record]]  # records in the source, by segment
 
 
 def settings(way: str, now_ms: int, oldest_ms: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 LOG = "a=1 b=2 | a=3 || a=4 c=5 || d=1 e=2"
 OTHER = "x=1 y=2 z=3 | z=1 | x=3 y=1 d=6 f=9 g=3 || h=1"  # a batch lies across offset 7, where LOG ends
-DOUBTFUL = "{pid=1 txn} a=1 | {pid=1 txn} b=1@2 | {pid=1 abort} | c=1 || d=1 || e=1"  # what was at 1 is gone
+DOUBTFUL = "{pid=1 txn} a=1 | {pid=1 txn} b=1@2 | {pid=1 abort} | c=1 || d=1 || e=1"  # offset 1 is missing
 
 
 def recreate(place: Place, text: str) -> None:
@@ -54,7 +54,7 @@ def compacted(place: Place, text: str = LOG, *more: str) -> None:
     assert place.compact(*more)[0] == 0
 
 
-Way = Callable[[], None] | list[str]  # what is done, or the options of the next run
+Way = Callable[[], None] | list[str]  # action, or options of the next run
 
 
 def topic_id(place: Place) -> Way:
@@ -119,8 +119,8 @@ def end_of_a_transaction_in_a_gap(place: Place) -> Way:
         "{pid=7 txn} a=1 || {pid=7 commit} | {pid=7 txn} b=1 || {pid=7 txn} c=1 | {pid=7 abort} | d=1 || e=1 || f=1"
     )
     bring_back = hide(place, 1)
-    code, said = place.compact("--set", "gaps=accept")
-    assert (code, "expected the end of the transaction of producer 7" in said) == (3, True)
+    code, output = place.compact("--set", "gaps=accept")
+    assert (code, "expected the end of the transaction of producer 7" in output) == (3, True)
     return bring_back
 
 
@@ -150,7 +150,7 @@ def record_without_key(place: Place) -> Way:
 def torn_tail(place: Place) -> Way:
     place.write(LOG)
     log(place, 5).write_bytes(log(place, 5).read_bytes()[:-1])
-    (place.archive / segment_file(7, "snapshot")).unlink()  # of a stop later than this copy
+    (place.archive / segment_file(7, "snapshot")).unlink()  # snapshot of a later stop than this copy
     assert place.compact()[0] == 0
     assert place.compact("--sealed")[0] == 3
     return []
@@ -210,14 +210,14 @@ def test_the_way_out_frees_the_partition(
     place = Place(tmp_path, capsys)
     way = breaks(place)
     sealed = ["--sealed"] if breaks is torn_tail else []
-    code, said = place.compact(*sealed)
-    assert (code, f": {kind}: " in said) == (3, True), said
+    code, output = place.compact(*sealed)
+    assert (code, f": {kind}: " in output) == (3, True), output
     assert open_state(str(place.store)).states()["t", 0].state == state
     options = way if isinstance(way, list) else []
     if not isinstance(way, list):
         way()
-    code, said = place.compact(*options)
-    assert code == 0, said
-    code, said = place.run("verify", "--store", str(place.store))
-    assert code == 0, said
+    code, output = place.compact(*options)
+    assert code == 0, output
+    code, output = place.run("verify", "--store", str(place.store))
+    assert code == 0, output
     assert place.compact(*options[2 * (options[:1] == ["--reset"]) :])[0] == 0  # and stays free

@@ -1,4 +1,4 @@
-"""`convert`: there and back without loss, an archive or a generation; what it cannot read it names and leaves out."""
+"""`convert`: lossless in both directions, of an archive or a generation; unreadable logs are named and skipped."""
 
 from __future__ import annotations
 

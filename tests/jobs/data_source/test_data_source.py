@@ -1,4 +1,4 @@
-"""The data sources in Spark: schemas, pushed filters, SQL, errors. What they read is tested in tests/udfs."""
+"""The data sources in Spark: schemas, pushed filters, SQL, errors. tests/udfs checks the records that they read."""
 
 from __future__ import annotations
 

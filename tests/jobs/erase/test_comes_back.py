@@ -179,8 +179,8 @@ def test_hint_names_give_up_for_the_only_copy_of_other_offsets(tmp_path: Path) -
     t_2 = other.replace("other-0", "t-0").replace("generation 1", "generation 2")
     report = world.erase("ann")
     assert (report.exit_code, report.result) == (0, "vacuum_needed")
-    told = report.to_text().splitlines()
-    assert [line for line in told if "not gone yet: " in line and "erased: " in line] == [
+    lines = report.to_text().splitlines()
+    assert [line for line in lines if "not gone yet: " in line and "erased: " in line] == [
         f"not gone yet: {each}" for each in (other, t_1, t_2)
     ]
     assert list(map(str, world.erase("ann", check=True).problems)) == [other, t_1, t_2]
@@ -241,8 +241,8 @@ def test_an_erasure_made_once_more_takes_what_came_to_a_log_that_is_away(tmp_pat
     put_log(world, first[0], *first[1])
     assert values(world, b"ann") == []
     assert world.erase("ann").exit_code == 0
-    went = [(before, dropped) for _, before, _, bounds, dropped, _ in erased_from(world.lab.store) if 5 in bounds]
-    assert (generation, 2) in went
+    removed = [(before, dropped) for _, before, _, bounds, dropped, _ in erased_from(world.lab.store) if 5 in bounds]
+    assert (generation, 2) in removed
     world.grow("ann=3", roll=True)
     world.grow("eve=1", roll=True)
     assert world.compact().exit_code == 0
@@ -420,8 +420,8 @@ def test_tables_that_are_lost_and_made_again(tmp_path: Path) -> None:
 def test_many_offsets_are_counted_and_not_all_named(tmp_path: Path) -> None:
     world = made(tmp_path, " | ".join(f"ann{n}=1 bob{n}=1" for n in range(1500)), "cem=1")
     assert world.erase(*(f"ann{n}" for n in range(1500))).exit_code == 0
-    ((*_, went, ranges),) = erased_from(world.lab.store)
-    assert (went, len(ranges), ranges[:2], ranges[-1]) == (1500, 1000, [[0, 0], [2, 2]], [1998, 1998])
+    ((*_, removed, ranges),) = erased_from(world.lab.store)
+    assert (removed, len(ranges), ranges[:2], ranges[-1]) == (1500, 1000, [[0, 0], [2, 2]], [1998, 1998])
 
 
 @pytest.mark.parametrize("grown", [False, True])

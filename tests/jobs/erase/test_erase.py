@@ -1,4 +1,4 @@
-"""`erase` as users run it: what goes, what stays byte for byte, what is refused afterwards, and what the table says."""
+"""`erase` as users run it: removed records, unchanged bytes, commands that fail later, and its row in the table."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_keys_go_and_all_else_stays(tmp_path: Path) -> None:
     same = [b for b in of_archive if b.base_offset >= 9 and not any(r.key == b"ann" for r in b.records)]
     assert same
     assert all(batches[b.last_offset].data == b.data for b in same)
-    emptied = batches[8]  # of producer 8
+    emptied = batches[8]  # batch of producer 8
     assert (emptied.records, emptied.producer_id, emptied.base_sequence) == ((), 8, 0)
     assert tree(world.lab.archive) == archive
     assert verified(world) == []
@@ -133,11 +133,11 @@ def test_digest_equals_openssl(tmp_path: Path) -> None:
     world.erase("ann")
     (path,) = (world.lab.store / "erasures").iterdir()
     hexkey = struct.pack("<QQ", *derive_secret(SECRET)).hex()
-    said = subprocess.run(
+    output = subprocess.run(
         ["openssl", "mac", "-macopt", f"hexkey:{hexkey}", "-macopt", "size:16", "SIPHASH"],
         input=b"ann", capture_output=True, check=True,
     ).stdout.decode().strip()  # fmt: skip
-    assert path.read_bytes()[8:].hex().upper() == said
+    assert path.read_bytes()[8:].hex().upper() == output
     assert path.stat().st_mode & 0o077 == 0
 
 
@@ -359,7 +359,7 @@ def test_a_current_generation_that_holds_keys_is_a_problem(tmp_path: Path) -> No
         assert f"problem: {report.problems[0]}" in report.to_text().splitlines()
         assert report.to_json()["remains"]["generations"] == ["__mine-0: 1 (current)", "t-0: 1 (older)"]
     assert [row["not_read"] for row in erasure_rows(world.lab.store)] == [0, 0]
-    assert [p.path for p in report.problems] == ["__mine-0", "t-0"]  # of a check, what vacuum deletes too
+    assert [p.path for p in report.problems] == ["__mine-0", "t-0"]  # a check also names what vacuum deletes
     assert world.erase("ann", "bob", topics=TopicFilter(("__mine",))).exit_code == 0
     vacuumed(world)
     assert world.erase("ann", "bob", check=True, no_archive=True).problems == []
@@ -529,6 +529,6 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected an erasure"):
         vacuumed(world)
     shutil.rmtree(world.lab.archive)
-    with pytest.raises(UsageError) as gone:
+    with pytest.raises(UsageError) as removed:
         world.erase("ann")
-    assert "--no-archive" in gone.value.line()
+    assert "--no-archive" in removed.value.line()

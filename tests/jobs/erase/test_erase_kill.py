@@ -73,8 +73,8 @@ def test_a_killed_erasure(begun: Path, tmp_path: Path, step: str, nth: int, done
     assert (report.exit_code, report.result) == (0, "vacuum_needed"), report.to_text()
     assert held(world) == {"t": [b"bob", b"cem"], "u": [b"bob", b"cem"]}
     assert [row["job"] for row in erasure_rows(store)] == ["erase"]
-    went = [(name, 1, 2, [4], 2, [[0, 0], [3, 3]]) for name in ("t-0", "u-0")]
-    assert went == [row for row in erased_from(store) if row[0] in ("t-0", "u-0")]  # what the killed run did too
+    removed = [(name, 1, 2, [4], 2, [[0, 0], [3, 3]]) for name in ("t-0", "u-0")]
+    assert removed == [row for row in erased_from(store) if row[0] in ("t-0", "u-0")]  # also of the killed run
     vacuum.run(VacuumOptions(str(store), erased=True), Silent())
     assert find_keys([b"ann"], store) == []
     assert world.erase("ann", check=True, no_archive=True).result == "erased"

@@ -155,7 +155,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw_history(root, 1)
     store = root / "store"
     for path in (store / "segments" / "t-0" / DEAD).glob("*.keys"):
-        path.unlink()  # which is a problem of its own
+        path.unlink()  # a missing file is a problem of its own
     keys = pa.table({"source": ["a"], "topic": ["t"], "key": pa.array([b"hot-1"], pa.binary())})
     write_deltalake(str(store / "state" / "audit_keys"), keys)
     audit_secret(open_state(str(store)))
@@ -301,7 +301,7 @@ def test_a_clean_store_holds_it_nowhere_and_other_tools_say_so_too(clean: Path) 
     opened = {f"{file.root}/{file.path}" for file in sought.places.files}
     others = [path for path in clean.rglob("*") if path.is_file() and str(path) not in opened]
     assert {".facts", ".json", ".index", ".timeindex", ".txnindex", ".snapshot", ".key"} <= {p.suffix for p in others}
-    for path in others:  # what is not opened holds no key of those that the logs do hold
+    for path in others:  # files that are not opened have none of these keys
         assert not re.search(rb"hot-[0-9]|cold-[0-9]", path.read_bytes()), path
 
 

@@ -1,4 +1,4 @@
-"""Bounds of erasures when tables are rebuilt from manifests: nothing comes back, and no new record goes."""
+"""Bounds of erasures in tables rebuilt from manifests: no erased record returns, and no new one is removed."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_bounds_of_a_log_before_a_topic_was_made_again_do_not_bound_the_new_one(
 
 def test_bounds_of_a_generation_count_no_more_once_its_child_has_others(tmp_path, monkeypatch):
     world = made_again(tmp_path)
-    world.erase("ann")  # of the first log all must go now
+    world.erase("ann")  # all keys of the first log must be erased
     world.topic_id, world.segments = TOPIC_ID, ["ann=1 bob=1", "cem=1", "ann=2", "dan=1"]
     world.write()
     assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0

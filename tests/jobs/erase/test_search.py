@@ -61,9 +61,9 @@ def key_digest(key: str) -> str:
 def test_keys_that_were_never_erased(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, archive, proof = lab / "store", lab / "archive", lab / "proof.json"
     before = tree(store / "segments"), tree(archive)
-    code, told = check(capsys, lab, "--key", THERE, "--key", GONE, "--proof", proof)
-    assert (code, told["result"]) == (3, "incomplete")
-    searched = told["searched"]
+    code, report = check(capsys, lab, "--key", THERE, "--key", GONE, "--proof", proof)
+    assert (code, report["result"]) == (3, "incomplete")
+    searched = report["searched"]
     # in the archive a value and a tombstone, in generation 1 the value, in generation 2 the tombstone
     assert searched["problems"] == [] and searched["summary"]["keys_found"] == 1
     assert searched["summary"]["found"] == 4 and searched["summary"]["tombstones"] == 2
@@ -88,8 +88,8 @@ def test_keys_that_were_never_erased(lab: Path, capsys: pytest.CaptureFixture[st
     }  # fmt: skip
     assert (tree(store / "segments"), tree(archive)) == before  # it changes nothing but its table
     assert [row["job"] for row in erasure_rows(store)] == ["erase --check"]
-    code, told = check(capsys, lab, "--key", GONE)
-    assert (code, told["result"], told["problems"]) == (0, "erased", [])
+    code, report = check(capsys, lab, "--key", GONE)
+    assert (code, report["result"], report["problems"]) == (0, "erased", [])
 
 
 def test_a_proof_has_the_hash_of_each_searched_file(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,8 +107,8 @@ def test_a_proof_has_the_hash_of_each_searched_file(lab: Path, capsys: pytest.Ca
 def test_keys_are_named_by_hashes_alone(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys, proof = lab / "keys.hex", lab / "proof.json"
     keys.write_text("\n".join(key.encode().hex() for key in (THERE, GONE)) + "\n")
-    code, told = check(capsys, lab, "--keys", keys, "--key-format", "hex", "--proof", proof)
-    assert code == 3 and THERE not in json.dumps(told)
+    code, report = check(capsys, lab, "--keys", keys, "--key-format", "hex", "--proof", proof)
+    assert code == 3 and THERE not in json.dumps(report)
     assert THERE not in proof.read_text() and THERE.encode().hex() not in proof.read_text()
     rows = erasure_rows(lab / "store")
     assert rows[0]["keys"] == 2
@@ -118,11 +118,11 @@ def test_keys_are_named_by_hashes_alone(lab: Path, capsys: pytest.CaptureFixture
 def test_keys_in_the_tables_of_audits(spark: Any, lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for hide in (False, True):
         audit_keys(AuditKeysOptions(str(lab / "archive"), audits=str(lab / "store"), hide_keys=hide), Silent())
-    code, told = check(capsys, lab, "--key", THERE)
-    held = [place for place in told["searched"]["places"] if place["searched_as"] == "table"]
+    code, report = check(capsys, lab, "--key", THERE)
+    held = [place for place in report["searched"]["places"] if place["searched_as"] == "table"]
     # the key is in an entry of its two records and in an older version of `audit_keys`, its hash in an entry and in the
     # newest version
-    assert code == 3 and {place["state"] for place in held} == {"current", "older"}, told
+    assert code == 3 and {place["state"] for place in held} == {"current", "older"}, report
     assert sum(place["found"] for place in held) == 4
     for log in (lab / "store" / "state").glob("audit_*/_delta_log/*"):
         assert THERE.encode() not in log.read_bytes()  # so that they need not be searched
@@ -135,18 +135,18 @@ def test_key_in_damaged_bytes_is_not_reported_as_absent(lab: Path, capsys: pytes
     data = bytearray(log.read_bytes())
     data[-1] ^= 0xFF
     log.write_bytes(data)
-    code, told = check(capsys, lab, "--key", GONE, "--proof", lab / "proof.json")
-    assert (code, told["result"], told["searched"]["findings"]) == (3, "unknown", 0)
-    assert [(p["kind"], p["path"]) for p in told["searched"]["problems"]] == [("crc", str(log))]
+    code, report = check(capsys, lab, "--key", GONE, "--proof", lab / "proof.json")
+    assert (code, report["result"], report["searched"]["findings"]) == (3, "unknown", 0)
+    assert [(p["kind"], p["path"]) for p in report["searched"]["problems"]] == [("crc", str(log))]
     assert proof_rows(lab / "proof.json", "footer")[0]["result"] == "unknown"
 
 
 def test_missing_archive_counts_as_unread(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (lab / "archive").rename(lab / "moved")
-    code, told = check(capsys, lab, "--key", GONE)
-    assert code == 3 and [p["path"] for p in told["searched"]["problems"]] == [str(lab / "archive")]
-    code, told = check(capsys, lab, "--no-archive", "--key", GONE)
-    assert code == 0 and "the archive was not searched: --no-archive" in told["searched"]["notes"]
+    code, report = check(capsys, lab, "--key", GONE)
+    assert code == 3 and [p["path"] for p in report["searched"]["problems"]] == [str(lab / "archive")]
+    code, report = check(capsys, lab, "--no-archive", "--key", GONE)
+    assert code == 0 and "the archive was not searched: --no-archive" in report["searched"]["notes"]
 
 
 def test_options_that_do_not_go_together(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,8 +158,8 @@ def test_options_that_do_not_go_together(lab: Path, capsys: pytest.CaptureFixtur
         (["--keys", "none.txt"], "none.txt: expected a file of keys"),
         (["--key", "k", "--topics", "other"], "other"),
     ):
-        code, told = check(capsys, lab, *words)
-        assert code == 2 and said in json.dumps(told), told
+        code, report = check(capsys, lab, *words)
+        assert code == 2 and said in json.dumps(report), report
 
 
 def test_files_of_keys(tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ def test_damage_is_named_and_the_rest_is_exported(spark, archive, tmp_path):
     flip(files_in(copy / "users-0")[0], 65)
     report = export(copy, out)
     assert report.exit_code == 3
-    told = report.to_json()["problems"]
-    assert {(Path(p["path"]).parent.name, p["position"]) for p in told} == {("orders-0", 0), ("users-0", 0)}
+    answer = report.to_json()["problems"]
+    assert {(Path(p["path"]).parent.name, p["position"]) for p in answer} == {("orders-0", 0), ("users-0", 0)}
     lost = {(0, offset) for offset in (0, 1, 2)}
     wanted = records(archive / "orders")
     assert rows(spark, out / "orders", "parquet") == {at: row for at, row in wanted.items() if at not in lost}

@@ -178,6 +178,6 @@ def test_many_tasks_write_the_same_rows_as_one(spark, archive, monkeypatch):
     segments = [s for plan in archive_plans(str(archive), EVERY_TOPIC, []) for s in time_index._segments(plan)]
     here = time_index._frame(spark, segments)
     monkeypatch.setattr(time_index, "_TASK_BYTES", 1)
-    there = time_index._frame(spark, segments)
+    existing = time_index._frame(spark, segments)
     assert here.count()
-    assert_df_equality(there, here, ignore_row_order=True)
+    assert_df_equality(existing, here, ignore_row_order=True)

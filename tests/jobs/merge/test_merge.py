@@ -143,7 +143,7 @@ def test_the_highest_leader_epoch_wins(tmp_path: Path) -> None:
     """An unclean election: broker 2 led in epoch 3 without the last records of broker 1, which wrote on in epoch 2."""
     one = write(tmp_path / "broker-1", f"{LOG} {LATER}")
     other = write(tmp_path / "broker-2", f"{LOG} || {{leader=3}} x=1")
-    offset_checkpoint(one / "replication-offset-checkpoint", {"t 0": 12})  # what broker 1 took for committed
+    offset_checkpoint(one / "replication-offset-checkpoint", {"t 0": 12})  # high watermark of broker 1
     report = run_merge([one, other], tmp_path / "out")
     assert report.exit_code == 0, report.to_text()
     assert text(tmp_path / "out") == text(other)
@@ -352,7 +352,7 @@ def test_a_base_offset_with_a_flipped_bit(tmp_path: Path) -> None:
     of = copies(tmp_path, 2)
     whole = text(of[1])
     at = borders(log(of[0], 2).read_bytes())[0]
-    edit(log(of[0], 2), at, (10_000).to_bytes(8, "big"))  # of the last batch: nothing in its own copy contradicts it
+    edit(log(of[0], 2), at, (10_000).to_bytes(8, "big"))  # the last batch: no other field of its copy contradicts it
     report = run_merge(of, tmp_path / "out")
     assert text(tmp_path / "out") == whole
     assert "wrong base offset, as another copy shows: 10000; left out" in report.to_text()
@@ -509,14 +509,14 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     source = str(ROOT / "examples" / "replicas")
     out = tmp_path / "out"
     code = cli.main(["merge", source, "--layout", "replicas", "--output", str(out), "--engine", "threads"])
-    said = capsys.readouterr().out
-    assert code == 0, said
+    output = capsys.readouterr().out
+    assert code == 0, output
     whole = read_tree(ROOT / "examples" / "archive" / "orders-0")
     found = read_tree(out / "orders-0")
     assert {name: data for name, data in found.items() if name.endswith(".log")} == {
         name: whole[name] for name in found if name.endswith(".log")
     }
-    assert "broker-3" in said
+    assert "broker-3" in output
     check(out)
 
 

@@ -47,8 +47,8 @@ def given(tmp_path):
 
 def ran(capsys, *words, job="policies"):
     code = cli.main([job, *words])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    output = capsys.readouterr()
+    return code, output.out, output.err
 
 
 def test_a_table_for_each_topic(given, capsys, tmp_path):
@@ -80,10 +80,10 @@ def test_stdout_is_a_settings_file(given, capsys):
 
 def test_brokers_that_disagree_are_named(given, capsys):
     brokers = BROKER.format(id=1, hours=2) + BROKER.format(id=2, hours=3)
-    code, _, said = ran(capsys, *given(topics=TOPICS, brokers=brokers))
+    code, _, output = ran(capsys, *given(topics=TOPICS, brokers=brokers))
     assert code == USAGE
-    assert "retention.ms: expected one value of all brokers, because topic plain has none of its own" in said
-    assert "found 7200000 (broker 1); 10800000 (broker 2)" in said
+    assert "retention.ms: expected one value of all brokers, because topic plain has none of its own" in output
+    assert "found 7200000 (broker 1); 10800000 (broker 2)" in output
 
 
 def test_server_properties_stand_for_all_or_for_their_own(given, capsys):
@@ -95,8 +95,8 @@ def test_server_properties_stand_for_all_or_for_their_own(given, capsys):
     assert plain == {"cleanup.policy": "delete", "retention.ms": 180_000, "segment.bytes": 2048}
     two = one.replace("node.id=1", "node.id=2")
     assert ran(capsys, *given(topics=TOPICS, brokers=brokers, one=one, two=two))[0] == DONE
-    code, _, said = ran(capsys, *given(topics=TOPICS, brokers=brokers + brokers.replace("2", "3"), one=one, two=two))
-    assert code == USAGE and "no server.properties of broker 3" in said
+    code, _, output = ran(capsys, *given(topics=TOPICS, brokers=brokers + brokers.replace("2", "3"), one=one, two=two))
+    assert code == USAGE and "no server.properties of broker 3" in output
 
 
 def test_a_policy_of_nothing_keeps_everything(given, capsys):
@@ -124,9 +124,9 @@ def test_a_policy_of_nothing_keeps_everything(given, capsys):
     ],
 )
 def test_other_text_is_refused_with_its_line(given, capsys, text, expected):
-    code, out, said = ran(capsys, *given(file=text))
+    code, out, output = ran(capsys, *given(file=text))
     assert (code, out) == (USAGE, "")
-    assert expected in said
+    assert expected in output
 
 
 def test_settings_of_others_are_noted(given, capsys):
@@ -178,11 +178,11 @@ def test_kafkas_words_for_a_connection(tmp_path):
 )
 def test_a_connection_is_never_less_than_was_asked_for(given, capsys, name, value):
     options = ("--bootstrap-server", "127.0.0.1:1", "--command-config", *given(c=f"{name}={value}"))
-    code, _, said = ran(capsys, *options)
+    code, _, output = ran(capsys, *options)
     assert code == USAGE
-    assert name.rpartition(".")[0] in said and "ecret" not in said.replace("OAuth", "")
+    assert name.rpartition(".")[0] in output and "ecret" not in output.replace("OAuth", "")
     code, _, of_replay = ran(capsys, str(EXAMPLE), *options, job="replay")
-    assert (code, of_replay) == (USAGE, said)
+    assert (code, of_replay) == (USAGE, output)
 
 
 def test_options_that_belong_together(given, capsys):
@@ -193,20 +193,20 @@ def test_options_that_belong_together(given, capsys):
 
 def test_a_cluster_that_does_not_answer(capsys, monkeypatch):
     monkeypatch.setattr("lastkey.jobs.policies.live_cluster._SECONDS", 0.2)
-    code, _, said = ran(capsys, "--bootstrap-server", "127.0.0.1:1")
+    code, _, output = ran(capsys, "--bootstrap-server", "127.0.0.1:1")
     assert code == ENVIRONMENT
-    assert "127.0.0.1:1: expected a cluster that describes its settings" in said
+    assert "127.0.0.1:1: expected a cluster that describes its settings" in output
 
 
 def test_invalid_address(capsys, monkeypatch):
     monkeypatch.setattr("lastkey.jobs.policies.live_cluster._SECONDS", 0.2)
-    code, _, said = ran(capsys, "--bootstrap-server", ":::")
+    code, _, output = ran(capsys, "--bootstrap-server", ":::")
     assert code in (USAGE, ENVIRONMENT)
-    assert "--bootstrap-server" in said and "Traceback" not in said
+    assert "--bootstrap-server" in output and "Traceback" not in output
 
 
 def test_missing_client_error_names_the_package(capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "confluent_kafka.admin", None)
-    code, _, said = ran(capsys, "--bootstrap-server", "127.0.0.1:1")
+    code, _, output = ran(capsys, "--bootstrap-server", "127.0.0.1:1")
     assert code == ENVIRONMENT
-    assert "needs the package confluent-kafka" in said
+    assert "needs the package confluent-kafka" in output

@@ -34,11 +34,11 @@ def test_a_run_notes_later_changes(tmp_path, archive, capsys):
     capsys.readouterr()
     assert compacted(tmp_path, archive, capsys, out)["notes"] == []
     write_log(archive / "disk" / FOLDER, [NO_OP, config("t", "retention.ms", "5"), topic("u", 2)], 3)
-    said = compacted(tmp_path, archive, capsys, out)
-    [note] = said["notes"]
+    output = compacted(tmp_path, archive, capsys, out)
+    [note] = output["notes"]
     assert note.startswith(f"{out}: policies of 2023-11-14 22:13; ")
     assert note.endswith("has 2 later changes of topics or settings, from offset 4 on; make them again")
-    assert "notes" not in [why["kind"] for why in said["archive_needed_because"]]  # it says nothing of the archive
+    assert "notes" not in [why["kind"] for why in output["archive_needed_because"]]  # it says nothing of the archive
 
 
 def test_made_is_checked(tmp_path, archive, capsys):

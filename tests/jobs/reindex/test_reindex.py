@@ -1,4 +1,4 @@
-"""`reindex`: what it says of files that are damaged, what it makes of them, and what it never touches.
+"""`reindex`: findings for damaged files, the rebuilt files, and files that it never changes.
 
 Without Spark, but for one test: these archives are small.
 """
@@ -41,9 +41,9 @@ from tests.golden import PASSES, case_names
 # Kinds of files that a broker did not make from the log as it is now
 DIFFER = {
     "v0-none": {"index"}, "v1-none": {"index", "timeindex"},  # a 2.8.2 broker, an entry for each append
-    "none-tomb-more": {"snapshot"}, "txn-none-more": {"snapshot"}, "zstd-headers-more": {"snapshot"},  # of more batches
+    "none-tomb-more": {"snapshot"}, "txn-none-more": {"snapshot"}, "zstd-headers-more": {"snapshot"},  # more batches
 }  # fmt: skip
-LOST = {"txn-none-more": {"txnindex"}}  # of transactions whose records were cleaned away
+LOST = {"txn-none-more": {"txnindex"}}  # index of transactions whose records were cleaned away
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ DAMAGE = [
     (TXN, "wrong", _edit(0, b"\7")),
     (TXN, "foreign", _like(segment_file(0, "txnindex"))),
     (TXN, "huge", lambda path: path.write_bytes(b"\1" * (3 << 20))),
-    (TXN, "wrong", _txn("first_offset", 3)),  # of a log with holes it may be so, here every offset is there
+    (TXN, "wrong", _txn("first_offset", 3)),  # valid in a log with holes, but here every offset exists
     (SNAPSHOT, "missing", _remove),
     (SNAPSHOT, "torn", _cut(1)),
     (SNAPSHOT, "torn", lambda path: path.write_bytes(b"\0\1")),
@@ -379,7 +379,7 @@ def test_a_transaction_that_cannot_be_leaves_the_indexes_possible(tmp_path):
     assert segment_file(1, "index") not in told
 
 
-# -- what is left alone, what is said
+# -- skipped files, messages
 
 
 def test_an_empty_segment_and_a_stray_snapshot(root, tmp_path):
@@ -611,9 +611,14 @@ def test_the_report_as_json(root, capsys):
     config = root.parent / "c.toml"
     config.write_text('[defaults]\n"index.interval.bytes" = 0\n')
     assert cli.main(["reindex", str(root), "--check", "--json", "--config", str(config)]) == PROBLEMS
-    told = json.loads(capsys.readouterr().out)
-    assert (told["job"], told["mode"], told["output"], told["exit_code"]) == ("reindex", "check", None, PROBLEMS)
-    (partition,) = told["partitions"]
+    report = json.loads(capsys.readouterr().out)
+    assert (report["job"], report["mode"], report["output"], report["exit_code"]) == (
+        "reindex",
+        "check",
+        None,
+        PROBLEMS,
+    )
+    (partition,) = report["partitions"]
     assert (partition["topic"], partition["partition"], partition["path"]) == ("t", 0, "t-0")
     assert len(partition["files"]) == 12
     (wrong,) = [f for f in partition["files"] if f["status"] != "same"]
@@ -623,7 +628,7 @@ def test_the_report_as_json(root, capsys):
         "entry": (size - 2) // 8, "expected": "entries of 8 bytes", "found": "2 bytes at the end", "bytes": size - 10,
         "log": "",
     }  # fmt: skip
-    totals = told["totals"]
+    totals = report["totals"]
     logs = sum((root / "t-0" / segment_file(base, "log")).stat().st_size for base in BASES)
     assert (totals["files"], totals["same"], totals["differs"], totals["reasons"]) == (12, 11, 1, {"torn": 1})
     assert totals["log_bytes"] == logs < totals["bytes_read"]

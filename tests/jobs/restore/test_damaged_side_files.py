@@ -1,4 +1,4 @@
-"""Files beside the logs of a generation: a broker believes them, so none is restored that is not what was written."""
+"""Side files of a generation: a broker trusts them, so restore copies only files that are equal to the written ones."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_every_side_file_is_held_against_what_was_written(
             assert shown in error["path"], (name, error)
             assert not (tmp_path / "out").exists()
             _run("verify", "--store", str(store), code=3)
-            said = capsys.readouterr().out
-            assert f"{path.parent.name}/{name}" in said, (name, damaged, said)
+            output = capsys.readouterr().out
+            assert f"{path.parent.name}/{name}" in output, (name, damaged, output)
 
 
 def test_a_file_that_no_run_wrote_is_not_restored(made: Path, tmp_path: Path) -> None:

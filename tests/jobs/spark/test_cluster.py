@@ -1,7 +1,7 @@
 """Jobs on a standalone cluster, master and two workers, by a pack.
 
-As root, executors run as `nobody`, and the driver's checkout lies in a folder that only root can enter. Elsewhere all
-run as one user, who could read it; so the tests also look at what executors have imported, and from where.
+As root, executors run as `nobody`, and the driver's checkout is in a folder that only root can enter. Otherwise all
+processes run as one user, who could read it; so the tests also check the modules and paths that executors import.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ if hidden:
     found = spark.sparkContext.parallelize(hidden, 1).mapPartitions(origins).first()
     print(json.dumps([count, *found]))
 """
-# What PROGRAM's lookup finds: the first offset of the minute, and in how many segments. To ask Spark here for it costs
+# Answer of PROGRAM's lookup: the first offset of the minute, and in how many segments. To ask Spark here for it costs
 # fifteen processor seconds
 FOUND = {("clicks", 0): (1390, 1), ("orders", 0): (1221, 2), ("prices", 0): (1510, 1), ("users", 0): (2203, 1),
          ("users", 1): (2278, 1)}  # fmt: skip
@@ -246,11 +246,11 @@ def test_compact_by_the_checkout_s_command(place, local):
     assert {executor for executor, _ in tasks} <= {"0", "1"}  # never "driver"
     assert all(well for _, well in tasks)
     assert _generations(place.shared / "store") == _generations(local)
-    said = place.said()
-    assert set(re.findall('"-Xmx(.*?)"', said)) == {"512M"}
-    assert set(re.findall('"--cores" "(.*?)"', said)) == {"1"}
-    assert re.search(r"stage \d+, compact: a partition in each task: prices-0, try 0", said)
-    assert "compiling kernels" not in said
+    output = place.said()
+    assert set(re.findall('"-Xmx(.*?)"', output)) == {"512M"}
+    assert set(re.findall('"--cores" "(.*?)"', output)) == {"1"}
+    assert re.search(r"stage \d+, compact: a partition in each task: prices-0, try 0", output)
+    assert "compiling kernels" not in output
 
 
 def test_a_worker_that_lacks_lastkey_is_one_line(place):
@@ -309,9 +309,9 @@ def test_other_jobs_a_data_source_and_where_executors_import_from(place, local):
     options = (*place.packed(), *place.logged("log-2"), "--jars", ",".join(map(str, jars)))
     words = (*_ONE, "--conf", "spark.executor.pyspark.memory=8g", "program.py", place.shared / "archive")
     run = place.spark_submit(*options, *words, store, output, NOW_MS, place.checkout)
-    said, _ = run.communicate()
-    assert run.returncode == 0, said
-    (told,) = re.findall(r"^\[\d+, .*", said, re.MULTILINE)  # among lines of Spark's
+    text, _ = run.communicate()
+    assert run.returncode == 0, text
+    (told,) = re.findall(r"^\[\d+, .*", text, re.MULTILINE)  # among lines of Spark's
     count, files, reads, memory = json.loads(told)
     with open_partition(str(ROOT / "examples" / "archive" / "prices-0")) as log:
         assert count == sum(batch.num_rows for batch in log.records(["offset"]))
@@ -329,7 +329,7 @@ def test_other_jobs_a_data_source_and_where_executors_import_from(place, local):
         capture_output=True, text=True, check=False, cwd=place.shared,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    jobs = [line for line in said.splitlines() if re.fullmatch(r"[a-z-]+ \d", line)]
+    jobs = [line for line in text.splitlines() if re.fullmatch(r"[a-z-]+ \d", line)]
     assert [job for job in jobs if job != "lookup 0"] == done.stdout.splitlines()
     assert len(jobs) == 7
     expected = _results(here_output, here) | {"lookup": _looked_up(place)}
@@ -403,7 +403,7 @@ def test_executor_killed_in_each_stage_only_delays_the_run(place, local):
     assert len(place.events("log-4", "SparkListenerExecutorRemoved")) >= len(held)
     for by in ("none", "always"):
         assert _generations(place.shared / f"by-{by}") == _generations(local), by
-    # of a try of a whole partition its folder is left, for vacuum; of stages nothing
+    # a failed attempt at a whole partition leaves its folder for vacuum; stages leave no file
     left = [path.name for path in _run_folders(place.shared / "by-none", committed=False)]
     assert len(left) == 1  # killed after the generation was written
     assert _run_folders(place.shared / "by-always", committed=False) == []

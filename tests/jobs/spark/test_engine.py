@@ -280,11 +280,13 @@ def test_the_first_command_of_the_readme_runs_on_spark(tmp_path: Path) -> None:
     assert (work["threads"], work["tasks"]) == (0, 4)
     [log] = logs.iterdir()
     assert work["application"] in log.name
-    told = [json.loads(line) for line in log.read_text().splitlines()]
-    ended = [event for event in told if event["Event"] == "SparkListenerTaskEnd"]
+    report = [json.loads(line) for line in log.read_text().splitlines()]
+    ended = [event for event in report if event["Event"] == "SparkListenerTaskEnd"]
     assert len(ended) == 4 and all(event["Task End Reason"]["Reason"] == "Success" for event in ended)
-    jobs = [event["Properties"]["spark.job.description"] for event in told if event["Event"] == "SparkListenerJobStart"]
-    stages = {event["Stage Info"]["Stage Name"] for event in told if event["Event"] == "SparkListenerStageCompleted"}
+    jobs = [
+        event["Properties"]["spark.job.description"] for event in report if event["Event"] == "SparkListenerJobStart"
+    ]
+    stages = {event["Stage Info"]["Stage Name"] for event in report if event["Event"] == "SparkListenerStageCompleted"}
     assert jobs == ["compact: a partition in each task"] and stages == set(jobs)
     assert {run.engine for runs in open_state(str(store)).histories(None).values() for run in runs} == {
         str(Work(**work))

@@ -81,8 +81,8 @@ def test_every_address_of_a_standalone_master_is_tried(monkeypatch):
     monkeypatch.setattr(socket, "create_connection", connect)
     monkeypatch.setattr(master, "_ANSWER_SECONDS", 0.2)
     try:
-        said = _said("--master", "spark://nowhere:7077,[::1]:7078,slow:7079")
-        assert said == (
+        output = _said("--master", "spark://nowhere:7077,[::1]:7078,slow:7079")
+        assert output == (
             "--master spark://nowhere:7077,[::1]:7078,slow:7079: expected a Spark master that answers, found "
             "nowhere:7077: Name or service not known; ::1:7078: Connection refused; slow:7079: no answer within 0 s"
         )

@@ -66,13 +66,13 @@ def test_jobs_and_stages_have_names_and_metrics_in_the_ui_and_in_event_logs(tmp_
     stages = {stage["Stage Name"] for job in jobs for stage in job["Stage Infos"]}
     assert names == set(shown["jobs"]) == stages == set(shown["stages"])
     ended = [line for line in lines if line["Event"] == "SparkListenerTaskEnd"]
-    assert shown["tasks"] == len(ended)  # those of the data frames too
+    assert shown["tasks"] == len(ended)  # tasks of the data frames too
     parts = {name.partition(":")[0] for name in names}
     assert parts == {"compact orders-0", "compact", "verify", "reindex"}, names
     assert {"compact orders-0: scan", "compact orders-0: local survivors, last of each key, rewrite"} < names
     plans = [line["physicalPlanDescription"] for line in lines if line["Event"].endswith("SQLExecutionStart")]
     [plan] = [plan for plan in plans if "local_survivors_of_splits(" in plan]  # each partition in several tasks has one
-    stages = re.findall(r"^Arguments: (\w+_\w+)\(", plan, re.MULTILINE)  # of functions; no expression has this form
+    stages = re.findall(r"^Arguments: (\w+_\w+)\(", plan, re.MULTILINE)  # functions; no expression has this form
     assert stages == ["local_survivors_of_splits", "last_of_keys_in_buckets", "rewritten_groups"]
     assert all(job["Properties"]["spark.job.tags"].startswith("lastkey-") for job in jobs)
     assert shown["left"] == [None, []]  # the caller's thread has its own again

@@ -122,7 +122,7 @@ def test_the_end_of_a_run_waits_for_no_unfinished_work() -> None:
     never.set()  # from here on it may be gone at any moment
     thread.join(PATIENCE)
     assert not thread.is_alive()
-    assert done == [0]  # what had begun, and nothing after it
+    assert done == [0]  # only the task that had begun
 
 
 @pytest.mark.spark

@@ -51,7 +51,7 @@ for words in json.loads(sys.argv[1]):
     code = cli.main(words)
 sys.exit(code)
 """
-# What a run without a cluster says of the minute 02:30Z: its first offsets
+# First offsets of the minute 02:30Z, by a run without a cluster
 AT_HALF_PAST_TWO = {"clicks": [1390], "orders": [1221], "prices": [1510], "users": [2203, 2278]}
 KEYS = {name: value for name, value in CREDENTIALS.items() if name != "AWS_EC2_METADATA_DISABLED"}
 
@@ -244,7 +244,7 @@ def test_archive_store_and_tables_in_a_bucket(yarn, pack, here, config, tmp_path
         settings = {name: value for name, value in environment_of(port).items() if value is not None}
         places = ("spark.executorEnv", "spark.yarn.appMasterEnv")
         options = [f"--conf={place}.{name}={value}" for place in places for name, value in settings.items()]
-        options.append("--num-executors=1")  # which of them asks the bucket is all the same
+        options.append("--num-executors=1")  # any executor may read the bucket
         options += [f"--jars={GOOGLES_JAR}"] if scheme == "gs" else []
         words = compact_words(f"{scheme}://logs/archive", f"{scheme}://logs/store", config.name)
         code, said = submit_to_cluster(yarn, pack, *words, "--json", options=(*options, f"--files={config}"))

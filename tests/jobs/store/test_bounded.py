@@ -142,8 +142,8 @@ def _chain(upto: int) -> list[RunRow]:
 
 
 def _needed(runs: list[RunRow], now_day: int, *folders: str) -> list[int]:
-    there = [(f"segments/t-0/{name}", made) for name in folders if (made := parse_run_folder(name)) is not None]
-    kept = history.needed(runs_to_arrow(runs), _checkpoints(100), lambda topic, partition: there, now_day * DAY_MS)
+    existing = [(f"segments/t-0/{name}", made) for name in folders if (made := parse_run_folder(name)) is not None]
+    kept = history.needed(runs_to_arrow(runs), _checkpoints(100), lambda topic, partition: existing, now_day * DAY_MS)
     return sorted(
         number for number in kept["generation_after"].to_pylist() if number <= 90
     )  # the ten above stay always

@@ -1,9 +1,9 @@
 """The protocol of jobs.store.table and of the wave's commit as a small machine, and every order of its steps.
 
 Each actor is a row of steps; a state of the world is a value, and `reachable` walks through all of them: every order in
-which the actors can take their steps, every answer lost, every request that arrives late, every crash. What must hold
-is asked of each state: also what `rebuild-state` would make of it if the tables were lost just then, and whether every
-offset that was ever committed is still in a file. In some walks the tables are lost, at any moment, and `rebuild-state`
+which the actors can take their steps, every answer lost, every request that arrives late, every crash. Invariants
+are checked in each state: also the result of `rebuild-state` if the tables were lost just then, and that every offset
+that was ever committed is still in a file. In some walks the tables are lost, at any moment, and `rebuild-state`
 is an actor like the others: what it takes unasked must be what stood. `Rule` leaves out one of the protocol's rules at
 a time: the walk finds what it is for.
 """
@@ -93,7 +93,7 @@ class Writer:
 
     name: str
     partitions: tuple[int, ...]
-    back_to: str = ""  # of a rollback: the run whose generation it brings back
+    back_to: str = ""  # the run whose generation a rollback brings back
     step: str = "begin"
     began: int = -1
     planned: tuple[str, ...] = ()
@@ -200,10 +200,10 @@ def used(world: World, runs: Collection[str]) -> set[str]:
 
 def rebuilt(world: World, partition: int, rules: frozenset[Rule]) -> str | None:
     """Return the run that counts if the tables are lost now; None: a question."""
-    there = candidates(world, partition)
-    said = [one for one in there if one.run in world.said or Rule.COMMITTED not in rules]
+    existing = candidates(world, partition)
+    said = [one for one in existing if one.run in world.said or Rule.COMMITTED not in rules]
     top = max(said, key=lambda one: one.number, default=None)
-    if top is None or (Rule.ABOVE in rules and any(one.number > top.number for one in there)):
+    if top is None or (Rule.ABOVE in rules and any(one.number > top.number for one in existing)):
         return None
     return top.run if top.uses in world.files else None
 
@@ -222,7 +222,7 @@ def put(world: World, version: int, entry: Entry, rules: frozenset[Rule]) -> tup
     if version < len(world.log):
         if Rule.NO_RETRY_INSIDE in rules:
             return world, False
-        version = len(world.log)  # what an append with retries does
+        version = len(world.log)  # an append with retries
     assert version == len(world.log)
     return replace(world, log=(*world.log, entry)), True
 
@@ -257,11 +257,11 @@ def writer(world: World, w: Writer, rules: frozenset[Rule]) -> Iterator[tuple[Wo
     now, end = current(world.log), len(world.log) - 1
     if w.step == "begin":
         planned = tuple(now.get(partition, "") for partition in w.partitions)
-        there = all(
+        existing = all(
             folder(world, planned, p).uses != w.back_to for p, planned in zip(w.partitions, planned, strict=True)
         )
         lost = world.is_lost and Rule.NOT_LOST in rules
-        if not lost and (not w.back_to or (w.back_to in world.files and there)):
+        if not lost and (not w.back_to or (w.back_to in world.files and existing)):
             since = -1 if w.back_to and Rule.LOOK_BACK in rules else end
             yield world, replace(w, step="write", began=since, planned=planned, newest=end)
         else:
@@ -334,9 +334,9 @@ def vacuum(world: World, v: Vacuum, rules: frozenset[Rule]) -> Iterator[tuple[Wo
             if one.covers - folder(world, now.get(one.partition, ""), one.partition).covers
         }
         kept = {*now.values()} | (unread if Rule.RANGES in rules else set())
-        gone = world.files - used(world, kept)
+        removed = world.files - used(world, kept)
         healed = replace(world, said=world.said | {*now.values()})
-        yield healed, replace(v, step="mark" if Rule.MARK in rules else "delete", head=len(world.log) - 1, gone=gone)
+        yield healed, replace(v, step="mark" if Rule.MARK in rules else "delete", head=len(world.log) - 1, gone=removed)
     elif v.step == "mark":
         after, landed = put(world, v.head + 1, Entry(v.name, v.attempt, gone=v.gone), rules)
         yield after, replace(v, step="delete" if landed else "look")
@@ -405,8 +405,8 @@ def answers(world: World, rules: frozenset[Rule]) -> Iterator[tuple[tuple[int, s
     """Yield what counts: (partition, run, whether the user chose it); of a question every answer."""
     each = []
     for partition in sorted({one.partition for one in world.made}):
-        sure, there = rebuilt(world, partition, rules), candidates(world, partition)
-        whole = [(partition, one.run, True) for one in there if one.uses in world.files]
+        sure, existing = rebuilt(world, partition, rules), candidates(world, partition)
+        whole = [(partition, one.run, True) for one in existing if one.uses in world.files]
         each.append(whole if sure is None else [(partition, sure, False)])
     return itertools.product(*each)
 
@@ -447,8 +447,8 @@ def wrong(world: World, rules: frozenset[Rule]) -> str:
             return f"rebuild-state would take {found} for {run}"
         mine = [one for one in world.made if one.partition == partition and one.run in committed]
         left = [one.covers for one in mine if {one.run, one.uses} <= world.files]
-        if gone := frozenset[int]().union(*(one.covers for one in mine)).difference(*left):
-            return f"offsets {set(gone)} of partition {partition} were committed, and are in no file"
+        if removed := frozenset[int]().union(*(one.covers for one in mine)).difference(*left):
+            return f"offsets {set(removed)} of partition {partition} were committed, and are in no file"
     for actor in world.actors:
         if isinstance(actor, Reader) and actor.said == "done":
             ever = [current(log[: n + 1]) for log in (world.past, world.log) for n in range(len(log))]

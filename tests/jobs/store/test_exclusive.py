@@ -44,8 +44,8 @@ def test_a_disk_without(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(os, "link", link)
     assert main([*WORDS, str(tmp_path / "store")]) == 5
-    said = capsys.readouterr().err
-    assert said == (
+    output = capsys.readouterr().err
+    assert output == (
         f"error: {tmp_path}/store/state: a store cannot be kept there: expected hard links, which commits need"
         ", found Operation not permitted; nothing was written; choose another --store\n"
     )
@@ -82,8 +82,10 @@ def test_a_bucket_that_does_not(port, capsys):
     ignored = lambda method, path: UNCONDITIONAL if method == "PUT" else None  # noqa: E731
     with s3_proxy(port, ignored) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
         assert main([*WORDS, f"{BUCKET}/bad"]) == 5
-    said = capsys.readouterr().err
-    assert "s3://logs/bad/state: a store cannot be kept there: expected a server that refuses to replace a file" in said
+    output = capsys.readouterr().err
+    assert (
+        "s3://logs/bad/state: a store cannot be kept there: expected a server that refuses to replace a file" in output
+    )
 
 
 @pytest.mark.slow

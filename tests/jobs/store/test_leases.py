@@ -216,7 +216,7 @@ def test_leases_in_a_bucket():
             with hold_lease(root, C, {("c", 0)}, notes):
                 pass
         assert describe_conflicting_runs(root, KEYS, notes) == []
-        put_lease(root)  # of a killed run
+        put_lease(root)  # the lease of a killed run
         with pytest.raises(RunningError, match="found a run on far"), hold_lease(root, B, KEYS, notes):
             raise AssertionError
         put_lease(root, expiry_seconds=0)

@@ -1,4 +1,4 @@
-"""One table of a store lost: what hangs on it is refused, or found elsewhere; never taken for empty."""
+"""One lost table of a store: commands refuse to run or use other sources, and never treat it as empty."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_rebuilt_state_after_a_rollback_is_not_that_of_an_older_generation(tmp_p
     writing.commit_wave(state, [second])
     said = row(PartitionState, topic="t", partition=0, state="dirty", generation=2, run_id=run_id(3))
     writing.commit_wave(open_state(str(tmp_path)), [make_rollback(first, 3, run_id(9), run_id(2), 0, None)])
-    writing.set_states(state, [said])  # of a compact that looked at generation 2
+    writing.set_states(state, [said])  # state by a compact that read generation 2
     assert ("t", 0) not in state.states()
 
 
@@ -171,9 +171,9 @@ def _first_folder(root, partition):
 
 def test_store_starts_over_only_without_traces_of_a_commit(begun, capsys):
     assert _compact(begun) == 2
-    said = capsys.readouterr().err
-    assert "expected this store's tables in state, because segments/t-0/1-" in said
-    assert "was committed, found none; restore them from a copy, or run rebuild-state" in said
+    output = capsys.readouterr().err
+    assert "expected this store's tables in state, because segments/t-0/1-" in output
+    assert "was committed, found none; restore them from a copy, or run rebuild-state" in output
     assert not (begun / "store" / "state" / "compaction_checkpoints").exists()
     for partition in (0, 1):
         (_first_folder(begun, partition) / "committed").unlink()

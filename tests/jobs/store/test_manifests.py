@@ -71,21 +71,21 @@ def test_every_flipped_byte_and_every_cut_is_found() -> None:
 
 
 def test_another_format_is_refused_and_a_newer_column_passed_over() -> None:
-    told = json.loads(to_json(_commit()))
+    report = json.loads(to_json(_commit()))
     for other in (2, 4):
         with raises_kind(BAD_MANIFEST, match=f"expected format 3, found {other}"):
-            from_json(json.dumps(told | {"format": other}).encode(), "m")
-    told["generation"]["checkpoint"] |= {"of_tomorrow": 1}
-    told["crc32c"] = checksum(told["generation"])
-    assert from_json(json.dumps(told).encode(), "m") == _commit()
+            from_json(json.dumps(report | {"format": other}).encode(), "m")
+    report["generation"]["checkpoint"] |= {"of_tomorrow": 1}
+    report["crc32c"] = checksum(report["generation"])
+    assert from_json(json.dumps(report).encode(), "m") == _commit()
 
 
 @pytest.mark.parametrize("value", ["\0", 2**64, 1.5, None, [], {"a": 1}])
 @pytest.mark.parametrize("field", ["checkpoint", "run", "segments", "partition_state"])
 def test_a_value_that_no_table_can_hold_is_a_problem_of_the_manifest(field: str, value: object) -> None:
     """Its checksum is right, because its writer computed it."""
-    told = json.loads(to_json(_commit()))
-    of = told["generation"][field]
+    report = json.loads(to_json(_commit()))
+    of = report["generation"][field]
     row = of[0] if field == "segments" else of
     name = {
         "checkpoint": "next_offset",
@@ -93,11 +93,11 @@ def test_a_value_that_no_table_can_hold_is_a_problem_of_the_manifest(field: str,
         "segments": "size_bytes",
         "partition_state": "generation",
     }[field]
-    for changed in (row, told["generation"]):
+    for changed in (row, report["generation"]):
         before = dict(changed)
         changed[name if changed is row else field] = value
-        told["crc32c"] = checksum(told["generation"])
-        data = json.dumps(told).encode()
+        report["crc32c"] = checksum(report["generation"])
+        data = json.dumps(report).encode()
         try:
             found = from_json(data, "m")
         except GenerationError as error:
@@ -156,9 +156,9 @@ OTHER_PARTITION = f"segments/u-0/2-{run_id(2)}/0.log"
 )
 def test_a_manifest_that_names_files_of_others_is_refused(row_of: str, values: dict[str, object]) -> None:
     """Its checksum is right. Restore would serve files from outside of the store, or another partition's."""
-    told = json.loads(to_json(_commit()))
-    of = told["generation"][row_of]
+    report = json.loads(to_json(_commit()))
+    of = report["generation"][row_of]
     (of[0] if row_of == "segments" else of).update(values)
-    told["crc32c"] = checksum(told["generation"])
+    report["crc32c"] = checksum(report["generation"])
     with raises_kind(BAD_MANIFEST, match="m: expected"):
-        from_json(json.dumps(told).encode(), "m")
+        from_json(json.dumps(report).encode(), "m")

@@ -217,7 +217,7 @@ def test_a_commit_below_a_checkpoint_is_looked_at_before_it_is_believed(tmp_path
 def test_a_checkpoint_is_there_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
 ) -> None:
-    """delta-rs writes it elsewhere, for it flushes nothing."""
+    """delta-rs writes the checkpoint to another folder first, because it does not flush."""
     for i in range(20):
         change(tmp_path, **{f"k{i}": i})
     log, real, put = tmp_path / "state/t/_delta_log", table.put_if_absent, []

@@ -284,7 +284,7 @@ def test_the_second_run_plans_again_and_conflicts_if_its_partition_has_moved(sta
 def test_a_run_whose_folder_was_named_by_a_vacuum_cannot_commit(state, store):
     writing.commit_wave(state, [make_commit(0, 1, R1)])
     run = open_state(str(store))
-    run.current()  # where it begins
+    run.current()  # start of the run
     assert writing.announce_deletions(state, [f"segments/t-0/2-{R2}", "segments/u-0/1-x"], state.version())
     writing.commit_wave(state, [make_commit(1, 1, R1)])  # a mark is not for those whose folders it does not name
     found = f"segments/t-0/2-{R2}: expected the files that this run wrote, found a vacuum"

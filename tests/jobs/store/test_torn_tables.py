@@ -20,7 +20,7 @@ from tests.builders.stores import StoreMaker, make_commit, row, run_id
 pytestmark = pytest.mark.slow  # whole runs
 
 LOG = "state/compaction_checkpoints/_delta_log"
-SECONDS = 60  # of a vacuum of a store of a few rows: a fifth of one. Who waits for itself gives up after five minutes
+SECONDS = 60  # a vacuum of a store of a few rows takes a fifth of a second; a deadlock ends after five minutes
 
 
 def _vacuum(store: Path) -> int:

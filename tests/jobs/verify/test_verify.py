@@ -34,8 +34,8 @@ def test_a_healthy_archive(tmp_path: Path) -> None:
     (part.root / "replication-offset-checkpoint").write_text("0\n1\nt 0 48\n")
     report = verify(part.root)
     assert report.exit_code == DONE
-    told = json.loads(json.dumps(report.to_json()))
-    assert told["checked"] == {
+    answer = json.loads(json.dumps(report.to_json()))
+    assert answer["checked"] == {
         "partitions": 1, "segments": 4, "batches": 12, "records": 48, "compared_records": 0, "log_directory_files": 1,
         "bytes": sum(part.log(base).stat().st_size for base in (0, 12, 24, 36)),
     }  # fmt: skip
@@ -49,9 +49,9 @@ def test_every_problem_with_path_position_expected_and_found(tmp_path: Path) -> 
     (part.root / "cleaner-offset-checkpoint").write_text("0\n7\n")
     report = verify(part.root)
     assert report.exit_code == PROBLEMS
-    told = report.to_json()
-    rows = told["problems"]
-    assert rows[1:] == told["partitions"][0]["problems"]
+    answer = report.to_json()
+    rows = answer["problems"]
+    assert rows[1:] == answer["partitions"][0]["problems"]
     assert [(r["kind"], r["path"], r["position"]) for r in rows] == [
         ("side_file", "cleaner-offset-checkpoint", 4),
         ("crc", f"t-0/{segment_file(0, 'log')}", 0),
@@ -120,7 +120,7 @@ def test_epochs_of_a_generation_against_the_archives(tmp_path: Path) -> None:
     assert {(p.kind, p.path) for p in problems} == {("side_file", str(epochs.relative_to(part.store)))}
     by_archive = "leader epoch 3 at offset 27, as its batch and the archive's file say", "4"
     assert by_archive in {(p.expected, p.found) for p in problems}
-    (part.folder / "leader-epoch-checkpoint").unlink()  # who knows better is gone; there is the manifest's checksum
+    (part.folder / "leader-epoch-checkpoint").unlink()  # only the manifest's checksum is left
     problems = run(of_store, Silent()).problems
     assert by_archive not in {(p.expected, p.found) for p in problems}
 
@@ -144,9 +144,9 @@ def test_a_damaged_archive_of_a_store_is_a_problem(
     assert run(of_store, Silent()).exit_code == DONE
     flip(stored.log(12), 70)
     assert main(["verify", "--store", str(stored.store), "--archive", str(stored.root)]) == PROBLEMS
-    said = capsys.readouterr().out
-    assert f"problem: t-0/{segment_file(12, 'log')} at byte 0" in said and "no problem found" not in said
-    assert "not checked: t-0: comparison with its source, which has problems" in said
+    output = capsys.readouterr().out
+    assert f"problem: t-0/{segment_file(12, 'log')} at byte 0" in output and "no problem found" not in output
+    assert "not checked: t-0: comparison with its source, which has problems" in output
 
     stored.log(12).unlink()  # gone without a trace
     report = run(of_store, Silent())

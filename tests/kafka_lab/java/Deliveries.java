@@ -55,7 +55,7 @@ final class Deliveries {
         return NullNode.instance;
     }
 
-    /** One member reads and commits some; a second joins, and both commit what is theirs; it leaves, and the first goes on. */
+    /** One member reads and commits; a second joins, and both commit their partitions; it leaves, and the first continues. */
     static void rebalance(Map<String, Object> settings, String topic) {
         try (KafkaConsumer<byte[], byte[]> first = new KafkaConsumer<>(settings, Groups.BYTES, Groups.BYTES)) {
             first.subscribe(List.of(topic));

@@ -115,7 +115,7 @@ final class DrawnLog {
 
     /**
      * args: {logs: [{directory, seed, more, operations: [i...], log_start, now_ms, leader_epoch, clean, recovery_point}...]}: makes
-     * a partition directory, or with `more` goes on in one.
+     * a partition directory, or with `more` extends one.
      * Answers [{log_start, log_end, now_ms, leader_epoch, closed, counts, and the settings of a CleanSpec}...].
      */
     static JsonNode draw(JsonNode args) throws Exception {

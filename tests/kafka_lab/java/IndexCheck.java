@@ -274,7 +274,7 @@ final class IndexCheck {
         }
     }
 
-    /** The leader epoch cache writes its checkpoint by a scheduler; nobody reads it here. */
+    /** The leader epoch cache writes its checkpoint by a scheduler; these checks do not read it. */
     static final class IdleScheduler extends KafkaScheduler {
         IdleScheduler() {
             super(1);

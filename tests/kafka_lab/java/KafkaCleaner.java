@@ -21,8 +21,8 @@ import org.apache.kafka.storage.internals.utils.Throttler;
 import org.apache.kafka.storage.log.metrics.BrokerTopicStats;
 
 /**
- * The real org.apache.kafka.storage.internals.log.Cleaner without a broker, in place on partition directories, at a clock that
- * stands still. args: {logs: [CleanSpec...]} as in oracle.py. Each log is cleaned from its first dirty offset up to the active
+ * The real org.apache.kafka.storage.internals.log.Cleaner without a broker, in place on partition directories, with a fixed
+ * clock. args: {logs: [CleanSpec...]} as in oracle.py. Each log is cleaned from its first dirty offset up to the active
  * segment or the last stable offset, in as many rounds as the offset map needs, as if the broker had just started. One answer
  * a round.
  */
@@ -30,7 +30,7 @@ final class KafkaCleaner {
     static final int IO_BUFFER_BYTES = 512 << 10, MAX_TRANSACTION_TIMEOUT_MS = 900_000, EXPIRY_CHECK_MS = 600_000;
     static final double LOAD_FACTOR = 0.9; // log.cleaner.io.buffer.load.factor
 
-    /** A clock that stands still. */
+    /** A fixed clock. */
     record FixedTime(long milliseconds) implements Time {
         public long nanoseconds() {
             return System.nanoTime();
@@ -51,7 +51,7 @@ final class KafkaCleaner {
 
     static void cleanOne(JsonNode spec, ArrayNode rounds) throws Exception {
         File dir = new File(spec.get("directory").asText()).getCanonicalFile();
-        Dump.logs(dir); // refuses a directory without segments, which the broker would begin anew
+        Dump.logs(dir); // refuses a directory without segments, in which the broker would begin a new log
         Time time = new FixedTime(spec.get("now_ms").asLong());
         KafkaScheduler scheduler = new KafkaScheduler(1);
         scheduler.startup();

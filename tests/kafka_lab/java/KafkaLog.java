@@ -40,7 +40,7 @@ final class KafkaLog {
     }
 
     static UnifiedLog open(File dir, LogConfig config, long logStart, boolean clean, KafkaScheduler scheduler, long now) throws Exception {
-        Dump.logs(dir); // refuses a directory without segments, which the broker would begin anew
+        Dump.logs(dir); // refuses a directory without segments, in which the broker would begin a new log
         return UnifiedLog.create(dir, config, logStart, clean ? Long.MAX_VALUE : 0L, scheduler, new BrokerTopicStats(),
             new KafkaCleaner.FixedTime(now), KafkaCleaner.MAX_TRANSACTION_TIMEOUT_MS,
             new ProducerStateManagerConfig(Integer.MAX_VALUE, false), KafkaCleaner.EXPIRY_CHECK_MS, new LogDirFailureChannel(1),
@@ -134,7 +134,7 @@ final class KafkaLog {
     }
 
     /**
-     * LogSegment.recover of every segment of a directory, `rounds` times; its indexes are made anew each time.
+     * LogSegment.recover of every segment of a directory, `rounds` times; it rebuilds the indexes each time.
      * args: {directory, interval, rounds}. Answers {bytes, seconds: [of all recover calls of a round...]}.
      */
     static JsonNode recoverSegments(JsonNode args) throws Exception {

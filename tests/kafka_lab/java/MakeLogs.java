@@ -43,7 +43,7 @@ final class MakeLogs {
     static final byte[] MARKER_KEY = "zz-roll-marker-0".getBytes(StandardCharsets.US_ASCII);
     static final int MARKER_ROOM = 100; // what a record's headers and key add to its value, rounded up
 
-    /** A producer, and where it stands in its transaction. */
+    /** A producer, and the state of its transaction. */
     static final class Sender {
         final KafkaProducer<byte[], byte[]> producer;
         long leftInTransaction;

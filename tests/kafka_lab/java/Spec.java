@@ -5,7 +5,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 
-/** One line of a spec file: key=value options apart by blanks. An option that nobody asked for is an error. */
+/** One line of a spec file: key=value options apart by blanks. An unknown option is an error. */
 final class Spec {
     private final Map<String, String> options = new LinkedHashMap<>();
     private final Set<String> asked = new HashSet<>();

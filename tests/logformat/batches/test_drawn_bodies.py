@@ -1,9 +1,9 @@
-"""Bodies of every size and shape, drawn, packed by libraries that are not ours, in every way a body is unpacked here.
+"""Drawn bodies of every size and shape, compressed by other libraries, and decompressed in every way of the product.
 
-Compressed by pyarrow's lz4, snappy and zstd, by zlib and by zstandard; only the frames around lz4 and snappy blocks, a
-few constant bytes, are the test's. What went in is what must come out. Shapes are those at which a decompressor's
-guess goes wrong: compacted batches, of which the first offset delta is not 0, short records, one record, messages of
-magic 0 and 1, runs of one byte, noise, and lengths about the codecs' blocks.
+The libraries are pyarrow's lz4, snappy and zstd, zlib, and zstandard; only the frames around lz4 and snappy blocks, a
+few constant bytes, are the test's. Decompression must return the original bytes. The shapes mislead a decompressor's
+estimate of the size: compacted batches whose first offset delta is not 0, short records, one record, messages of
+magic 0 and 1, runs of one byte, noise, and lengths near the codecs' blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.reference.varint import write
 
 PART = 5000  # bodies at a time
 FEW = 200_000  # bodies; 140 of them are about as long as a codec's block
-EDGES = (1 << 15, 1 << 16, 1 << 17, 1 << 18)  # of snappy's, lz4's and zstd's blocks
+EDGES = (1 << 15, 1 << 16, 1 << 17, 1 << 18)  # sizes around the blocks of snappy, lz4 and zstd
 
 _ZSTD = zstandard.ZstdCompressor(level=3)
 _ZSTD_STREAM = zstandard.ZstdCompressor(level=1, write_content_size=False)

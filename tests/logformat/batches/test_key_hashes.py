@@ -16,7 +16,7 @@ from lastkey.logformat.batches.chunks import ChunkBuffer, LogRange, Tail, read_c
 from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.writing.encode import BatchOptions, encode_batches
 
-pytestmark = pytest.mark.process  # of openssl
+pytestmark = pytest.mark.process  # openssl warns
 
 SECRET = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
 KEYS = [bytes(range(1, n + 1)) for n in (*range(34), 39, 40, 41, 55, 56, 63, 64, 65, 72, 200)]

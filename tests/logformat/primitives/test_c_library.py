@@ -9,7 +9,7 @@ import pytest
 
 from lastkey.logformat.primitives import c_library, lz4_kernels
 
-SYMBOL = "LZ4_versionNumber"  # which no kernel calls
+SYMBOL = "LZ4_versionNumber"  # no kernel calls it
 
 
 @pytest.fixture

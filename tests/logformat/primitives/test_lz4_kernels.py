@@ -1,4 +1,4 @@
-"""Memory that lz4's frames take: what is asked for, and what is written where there is more."""
+"""Memory for lz4 frames: the estimate, and frames that decompress to more."""
 
 from __future__ import annotations
 

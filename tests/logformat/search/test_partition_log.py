@@ -361,7 +361,7 @@ def test_a_note_names_the_index_and_the_log_that_do_not_fit(tmp_path, kind):
     folder = write_partition(tmp_path / "t-0", "a=1 | b=2 | c=3 | d=4", index_interval_bytes=0).folder
     path = next(folder.glob(f"*.{kind}"))
     data = bytearray(path.read_bytes())
-    data[-1] ^= 1  # of the last entry's position, or offset
+    data[-1] ^= 1  # a byte of the last entry's position, or offset
     path.write_bytes(data)
     log = open_partition(folder)
     assert log.lookup_offset(3) is not None

@@ -1,4 +1,4 @@
-"""Producer snapshots: read, write, and what a damaged one gives."""
+"""Producer snapshots: reading, writing, and errors for damaged ones."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_the_largest_last_offset_of_all_is_compacted(tmp_path: Path) -> None:
     assert result.status == "cleaned", result.problem
     assert (result.log.next_offset, result.log.first_dirty_offset) == (end, end)
     assert max(s.last_offset for s in result.log.segments) == end - 1
-    assert sum(s.records for s in result.log.segments) == 10  # of 12 records, of 10 keys
+    assert sum(s.records for s in result.log.segments) == 10  # 12 records with 10 keys were read
 
 
 @pytest.mark.parametrize("high_watermark", [INNER + RECORDS + 1, 2 * INNER, 3 * INNER])
@@ -760,7 +760,7 @@ def test_log_without_permission() -> None:
         with as_nobody():
             checked, result = check_partition(side), compact_partition(plan)
     assert ("unreadable", f"t-0/{segment_file(INNER, 'log')}") in [(p.kind, p.path) for p in checked.problems]
-    assert checked.batches == 9  # those of the other segments
+    assert checked.batches == 9  # batches of the other segments
     assert result.problem is not None
     assert (result.problem.kind, result.problem.path) == ("unreadable", f"t-0/{segment_file(INNER, 'log')}")
 

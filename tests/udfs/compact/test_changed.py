@@ -32,7 +32,32 @@ from tests.builders.trees import files_in
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import data_batch
 
-HEADER = [0, 4, 7, 8, 11, 12, 13, 15, 16, 17, 20, 21, 22, 23, 26, 27, 34, 42, 43, 50, 51, 53, 57, 60]  # of 61 bytes
+HEADER = [
+    0,
+    4,
+    7,
+    8,
+    11,
+    12,
+    13,
+    15,
+    16,
+    17,
+    20,
+    21,
+    22,
+    23,
+    26,
+    27,
+    34,
+    42,
+    43,
+    50,
+    51,
+    53,
+    57,
+    60,
+]  # positions below 61
 BODY = [61, 62, 63, 70, 80]
 
 

@@ -1,4 +1,4 @@
-"""compression.type and recompress: rewritten batches get another codec, and nothing else of them changes."""
+"""compression.type and recompress: rewritten batches get another codec and are otherwise equal."""
 
 from __future__ import annotations
 

@@ -67,15 +67,15 @@ def young(records: list[Record], oldest_ms: int) -> list[Record]:
 def check_nothing_else_went(plan: PartitionPlan, done: Outcome, oldest_ms: int) -> None:
     """Check the records against the plain reader, and that control batches and offsets did not change."""
     was, after = decode_segments(plan), batches_after(done)
-    gone = len([one for one in done.result.log.expired for _ in range(one.segments)])
+    removed = len([one for one in done.result.log.expired for _ in range(one.segments)])
     closed = open_from(plan)
-    expected = [r for batches in was[gone:closed] for r in young(data_records(batches), oldest_ms)]
+    expected = [r for batches in was[removed:closed] for r in young(data_records(batches), oldest_ms)]
     expected += [r for batches in was[closed:] for r in data_records(batches)]
     assert [r for batches in after for r in data_records(batches)] == expected
-    assert [s.base_offset for s in done.result.log.segments] == [s.base_offset for s in plan.input.segments[gone:]]
-    controls = [b for batches in was[gone:] for b in batches if b.control]
+    assert [s.base_offset for s in done.result.log.segments] == [s.base_offset for s in plan.input.segments[removed:]]
+    controls = [b for batches in was[removed:] for b in batches if b.control]
     assert [b for batches in after for b in batches if b.control] == controls
-    for batches, left in zip(was[gone:], after, strict=True):
+    for batches, left in zip(was[removed:], after, strict=True):
         if batches:
             assert left, "a segment became empty"
             assert left[-1].last_offset == batches[-1].last_offset
@@ -102,7 +102,7 @@ def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) ->
     plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path)
     closed = [b for batches in decode_segments(plan)[: open_from(plan)] for b in batches]
     all_times = times(closed)
-    if not all_times:  # of magic 0: without times no record is too old, and segments go by the times of their files
+    if not all_times:  # magic 0: without timestamps no record is too old, and segments expire by their files
         oldest = plan.input.segments[0].mtime_ms + 1
         check_nothing_else_went(plan, compact(exact(plan, oldest)), oldest)
         assert compact(exact(plan, oldest - 1)).result.status == "not_due"

@@ -111,12 +111,12 @@ def test_bytes_above_the_high_watermark_count(tmp_path, watermark, zeros):
     with part.log(36).open("ab") as log:
         log.write(bytes(zeros))
     plan = part.plan()
-    for limit, gone in ((sum(sizes[1:]), 1), (sum(sizes[1:]) + 1, 0), (sizes[3], 2 if watermark < 36 else 3)):
+    for limit, removed in ((sum(sizes[1:]), 1), (sum(sizes[1:]) + 1, 0), (sizes[3], 2 if watermark < 36 else 3)):
         settings = replace(plan.policy.settings, compacts=False, retention_bytes=limit)
         done = compact(changed(plan, high_watermark=watermark, settings=settings, folder=f"{limit}")).result
-        assert sum(one.segments for one in done.log.expired) == gone
+        assert sum(one.segments for one in done.log.expired) == removed
         assert [one.bytes_above for one in done.log.expired] == [
-            sum(sizes) - sum(sizes[:gone]) - sum(s.size_bytes for s in done.log.segments)
+            sum(sizes) - sum(sizes[:removed]) - sum(s.size_bytes for s in done.log.segments)
         ][: len(done.log.expired)]
 
 
@@ -146,9 +146,9 @@ def test_retention_by_time_references_whole_archive_segments(case, tmp_path):
     bases = [s.base_offset for s in plan.input.segments]
     assert [s.base_offset for s in done.result.log.segments] == bases[2:]
     assert {s.root for s in done.result.log.segments} == {"archive"}
-    [gone] = done.result.log.expired
-    assert (gone.reason, gone.until, gone.segments) == ("time", bases[2], 2)
-    assert gone.bytes == sum(s.size_bytes for s in plan.input.segments[:2])
+    [removed] = done.result.log.expired
+    assert (removed.reason, removed.until, removed.segments) == ("time", bases[2], 2)
+    assert removed.bytes == sum(s.size_bytes for s in plan.input.segments[:2])
     assert (done.result.log.log_start_offset, done.result.log.first_dirty_offset) == (bases[2], bases[2])
     assert not any(name.endswith(".log") for name in done.files())
     assert f"{bases[2]:020d}.snapshot" not in done.files() and f"{bases[3]:020d}.snapshot" in done.files()
@@ -206,8 +206,8 @@ def test_retention_applies_after_cleaning(case, tmp_path):
     done = compact(changed(both, settings=replace(both.policy.settings, retention_ms=limit)))
     assert [s.base_offset for s in done.result.log.segments] == [s.base_offset for s in cleaned[1:]]
     assert [s.checksum for s in done.result.log.segments] == [s.checksum for s in cleaned[1:]]
-    [gone] = done.result.log.expired
-    assert (gone.segments, gone.records, gone.bytes) == (1, cleaned[0].records, cleaned[0].size_bytes)
+    [removed] = done.result.log.expired
+    assert (removed.segments, removed.records, removed.bytes) == (1, cleaned[0].records, cleaned[0].size_bytes)
     assert f"{cleaned[0].base_offset:020d}.log" not in done.files()
     dry = compact(changed(both, dry_run=True, folder="dry", settings=replace(both.policy.settings, retention_ms=limit)))
     assert dry.result.log.expired == done.result.log.expired and not (tmp_path / "dry").exists()

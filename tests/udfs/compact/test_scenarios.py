@@ -16,7 +16,7 @@ from tests.reference.cleaner import AbortedTxn, Segment, Settings, clean
 from tests.reference.log import ABORT, COMMIT, GZIP, Batch, Record, marker_batch, with_timestamps
 
 FILES = sorted((Path(__file__).parents[2] / "scenarios").glob("*.txt"))
-MTIME_MS = 1  # of all files by default; tombstones of magic 0 and 1 are younger than any horizon
+MTIME_MS = 1  # modification time of all files by default; tombstones of magic 0 and 1 are younger than any horizon
 
 
 def scenarios() -> list[tuple[str, list[str]]]:

@@ -215,9 +215,9 @@ def test_segments_are_moved_in_a_bucket_too(tmp_path: Path) -> None:
         in_bucket = changed(plan, store_uri=f"{BUCKET}/store")
         several = compact_in_blocks(in_bucket)
         root = open_root(in_bucket.run.store_uri)
-        there = root.filesystem.get_file_info(pafs.FileSelector(root.full(""), recursive=True))
-        found = {f.base_name: read_file(root, f"{plan.run.folder}/{f.base_name}") for f in there if f.is_file}
+        existing = root.filesystem.get_file_info(pafs.FileSelector(root.full(""), recursive=True))
+        found = {f.base_name: read_file(root, f"{plan.run.folder}/{f.base_name}") for f in existing if f.is_file}
         assert found == one.files()
-        assert {f.path.rpartition("/")[0] for f in there if f.is_file} == {root.full(plan.run.folder)}
+        assert {f.path.rpartition("/")[0] for f in existing if f.is_file} == {root.full(plan.run.folder)}
     assert several.result.log.segments == one.result.log.segments
     assert len(one.result.log.segments) < 5

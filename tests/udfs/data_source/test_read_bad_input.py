@@ -41,7 +41,7 @@ from tests.reference.log import GZIP, LZ4, NONE, SNAPPY, ZSTD
 INNER = SEGMENT_OFFSETS
 ACTIVE = (SEGMENTS - 1) * SEGMENT_OFFSETS
 ALL = list(range(SEGMENTS * SEGMENT_OFFSETS))
-SECOND = list(range(INNER + RECORDS, INNER + 2 * RECORDS))  # of the inner segment's second batch, which is damaged
+SECOND = list(range(INNER + RECORDS, INNER + 2 * RECORDS))  # the inner segment's second batch, which is damaged
 HOSTILE = {"maxRecordsPerBatch": "3", "splitBytes": "500"}
 
 
@@ -386,7 +386,7 @@ def test_a_file_that_shrinks_after_it_was_listed(part):
 def test_a_folder_that_cannot_be_listed(part, tmp_path, name):
     """The folder is a partition's, or may hold partitions: without a problem its records would be missing silently."""
     (part.root / "disk2").mkdir()
-    (part.root / "lost+found").mkdir()  # of the file system: never a log's
+    (part.root / "lost+found").mkdir()  # folder of the file system, never a log
 
     refused = [Fault("list", f"{part.root}/{each}", times=None, error="EACCES") for each in (name, "lost+found")]
     with faults(tmp_path, *refused):

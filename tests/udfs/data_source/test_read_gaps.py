@@ -1,4 +1,4 @@
-"""Gaps, as the data source meets them: in what is asked for, it says what verify and compact say."""
+"""Gaps in the data source: within the requested offsets it reports the same as verify and compact."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_the_first_segment(part: Partition) -> None:
     gap = read_gap(part)
     assert gap is not None and gap.path == f"{part.folder}/leader-epoch-checkpoint"
     assert read_gap(part, startingTimestamp=str(START_MS)) is not None
-    assert read_gap(part, **offsets(startingOffsets=INNER)) is None  # that offset was asked for
+    assert read_gap(part, **offsets(startingOffsets=INNER)) is None  # the reader starts at that offset
     checkpoint(part, "log-start-offset", INNER)
     assert read_gap(part) is None
 
@@ -181,18 +181,18 @@ def test_the_same_as_verify_and_compact(tmp_path: Path) -> None:
     """Missing segments, segments that a cleaner rewrote, and its checkpoint together."""
     seen = set()
     cases = itertools.product(((), (INNER,), (2 * INNER,)), (None, 0, 2 * INNER, ACTIVE), (0, INNER + RECORDS, ACTIVE))
-    for number, (gone, thinned, cleaned) in enumerate(cases):
+    for number, (removed, thinned, cleaned) in enumerate(cases):
         part = build(tmp_path / str(number) / "archive")
         if thinned is not None:
             part.write(thinned, [batch_at(thinned), batch_at(thinned + 2 * RECORDS)], active=thinned == ACTIVE)
-        for base in {*gone} - {thinned}:
+        for base in {*removed} - {thinned}:
             remove(part, base)
         if cleaned:
             checkpoint(part, "cleaner-offset", cleaned)
         expected = "gap" in {p.kind for p in part.verify().problems}
         result = part.compact()
         assert (result.problem is not None and result.problem.kind == "gap") == expected
-        assert (read_gap(part) is not None) == expected, (gone, thinned, cleaned)
+        assert (read_gap(part) is not None) == expected, (removed, thinned, cleaned)
         seen.add(expected)
     assert seen == {True, False}
 

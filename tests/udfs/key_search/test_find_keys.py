@@ -215,8 +215,8 @@ def test_zeros_of_a_preallocated_log_hold_nothing(tmp_path):
 def test_a_file_that_changed_since_it_was_listed_is_named(tmp_path):
     logs = [write_log(tmp_path, [data_batch(base, [(START_MS, b"a", b"v")])], base) for base in (0, 10, 20)]
     files = [search_file(path) for path in logs]
-    gone, grown, shrunk = logs
-    gone.unlink()
+    removed, grown, shrunk = logs
+    removed.unlink()
     grown.write_bytes(grown.read_bytes() * 2)
     shrunk.write_bytes(shrunk.read_bytes()[:40])
     searched = search_files(KeySet.of(KEYS), None, files)
@@ -290,7 +290,7 @@ def test_tables_are_searched_by_whole_keys_and_texts_by_their_parts(tmp_path):
         (b"a", 0, False), (b"user-7", 3, False), (b"user-7", 0, True), (b"user-7", 0, True), (b"user-70", 0, True)
     ]  # fmt: skip
     assert problem.stretch == "columns summary, worst were not searched for short keys, which stand in any text"
-    found, _ = search([path], [b"a", b"user-7"], kind="table")  # of somebody else: its columns may mean anything
+    found, _ = search([path], [b"a", b"user-7"], kind="table")  # a foreign table: its columns may mean anything
     assert [(row[0], row[2], row[6]) for row in found] == [
         (b"a", 0, False), (b"user-7", 3, False), (b"user-7", 0, False), (b"user-7", 0, True), (b"user-7", 0, True)
     ]  # fmt: skip

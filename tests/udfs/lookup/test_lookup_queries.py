@@ -88,7 +88,7 @@ def open_folders():
 
 def test_logs_are_closed(logs):
     plans, _ = logs
-    before = open_folders()  # of tests before this one: a traceback may hold an open file until it is collected
+    before = open_folders()  # folders of earlier tests: a traceback may hold an open file until it is collected
     batch = pa.table({"topic": ["two-parts"] * 4, "partition": [0, 0, 1, 1], "offset": [1, 2, 1, 2]}).to_batches()[0]
     answers = lookup_table(plans, iter([batch, batch]))
     next(answers)

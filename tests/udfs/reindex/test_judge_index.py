@@ -70,7 +70,7 @@ def test_an_offset_index_that_is_called_right_finds_every_batch(batches, wild, n
     used = offset_index.read(stored.tobytes(), BASE, "p")
     last = int(rows["last_offset"][-1]) if len(rows) else BASE - 1
     if verdict.reason == "stale":
-        used = used[used["position"] < int(rows["size"].sum())]  # what a broker cuts off with the log
+        used = used[used["position"] < int(rows["size"].sum())]  # a broker truncates the rest with the log
     for target in range(BASE, last + 1):
         row = np.searchsorted(used["offset"], target, "right") - 1  # as a broker looks it up
         position = int(used["position"][row]) if row >= 0 else 0

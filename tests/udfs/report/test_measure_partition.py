@@ -31,7 +31,7 @@ from tests.reference.log import decode_log
 from tests.reference.record_figures import profile as slow_profile
 
 CASES = case_names()
-OF_MAGIC_2 = [name for name in CASES if not name.startswith(("v0", "v1"))]  # what the slow reader of logs can read
+OF_MAGIC_2 = [name for name in CASES if not name.startswith(("v0", "v1"))]  # cases that the slow reader can read
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -208,10 +208,10 @@ def without_checksums(result: PartitionResult) -> tuple[Segment, ...]:
 def test_missing_files(made: tuple[PartitionPlan, PartitionResult], kind: str) -> None:
     plan, result = made
     folder = Path(plan.run.store_uri) / plan.run.folder
-    gone = folder / kind if kind == "leader-epoch-checkpoint" else files_in(folder, f"*.{kind}")[0]
-    gone.unlink()
+    removed = folder / kind if kind == "leader-epoch-checkpoint" else files_in(folder, f"*.{kind}")[0]
+    removed.unlink()
     checked = check_generation(generation(plan, result))
-    assert any(p.path == f"{plan.run.folder}/{gone.name}" for p in checked.problems)
+    assert any(p.path == f"{plan.run.folder}/{removed.name}" for p in checked.problems)
     assert checked.not_checked  # the parent
 
 
@@ -418,7 +418,7 @@ def test_more_keys_than_the_table_holds(tmp_path: Path) -> None:
     assert len([p for p in found.problems if "last of its key" in p.found]) == 20
 
 
-# Verify's reading of versions, in a process of its own: what it reads out of bounds may end it
+# Verify's reading of versions in a process of its own, because a read out of bounds may end the process
 _VERSIONS_OF = """
 import sys
 from lastkey.logformat.listing import Segment

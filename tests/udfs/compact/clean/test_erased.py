@@ -67,17 +67,17 @@ def test_kernel_erases_like_a_plain_loop(tmp_path: Path, seed: int) -> None:
         until |= {key.encode(): max(bound, until.get(key.encode(), 0)) for key in of}
     plan: Any = SimpleNamespace(run=SimpleNamespace(store_uri=str(tmp_path)))
     table = ErasedKeys(plan, Erasing(SECRET, tuple(files)))
-    seen, gone = 0, set[int]()
+    seen, removed = 0, set[int]()
     for run, records in read_runs(tmp_path / "log", text):
         stays = np.empty(len(run.spans), np.bool_)
         table.mark(run, stays)
         expected = [not (key is not None and offset < until.get(key, 0)) for offset, key in records]
         assert stays.tolist() == expected
         seen += len(records)
-        gone |= {offset for (offset, _), stay in zip(records, expected, strict=True) if not stay}
+        removed |= {offset for (offset, _), stay in zip(records, expected, strict=True) if not stay}
     assert seen == 150
     ranges = table.ranges().tolist()
-    assert [offset for first, last in ranges for offset in range(first, last + 1)] == sorted(gone)
+    assert [offset for first, last in ranges for offset in range(first, last + 1)] == sorted(removed)
     assert all(later > last + 1 for (_, last), (later, _) in itertools.pairwise(ranges))
 
 

@@ -326,7 +326,7 @@ def test_a_marker_that_only_the_index_has(tmp_path: Path, later: str, cleaned: i
     assert problem.expected == "the ABORT marker of producer 7 at offset 2, after its data at 1"
     is_open = "commit" not in later  # at the log start: then nothing is cleanable
     assert isinstance(found(1), PartitionResult if is_open else Problem)
-    assert isinstance(found(2), Analysis)  # that data is never read
+    assert isinstance(found(2), Analysis)  # the data is never read
     for first, cleaned_range in ((2, Analysis), (1, Problem)):  # an entry whose data is gone, and one with data left
         entry = np.array([(0, 7, first, 2, 3)], transaction_index.ENTRY)
         log.with_suffix(".txnindex").write_bytes(transaction_index.write(entry))
@@ -649,10 +649,10 @@ def test_markers_are_looked_for_once_and_not_for_each_gap(tmp_path: Path, monkey
     txn["base_offset"], txn["last_offset"], txn["control_type"] = 2, 2, -1
     scans[1] = replace(scans[1], transactional=txn)
     gaps = [Gap(first, first) for first in (7, 1, 5, 3)]
-    nobody = np.empty(0, transactions.OPEN_BATCH)
+    missing = np.empty(0, transactions.OPEN_BATCH)
     with pytest.raises(LogFormatError) as caught:
-        check_ends_known(plan, scans, gaps, 3, nobody)
+        check_ends_known(plan, scans, gaps, 3, missing)
     assert "offsets 3 to 3" in caught.value.found
     # Its marker, at 7, lies in front of the one, and the other is below it
-    check_ends_known(plan, scans, gaps[:2], 3, nobody)
+    check_ends_known(plan, scans, gaps[:2], 3, missing)
     assert looked == [1, 1]
