@@ -76,7 +76,7 @@ TEXTS: Final = {  # names -> (default, meaning)
     "badRecords": (
         "fail",
         "`quarantine`: give a row with `problem` (kind, path, position, expected, found) for what cannot be "
-        "read, and go on with the next batch",
+        "read, and continue with the next batch",
     ),
     "store, generation": (
         "",

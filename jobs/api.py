@@ -6,7 +6,7 @@
     print(report.to_text(), report.exit_code)
 
 The parameters are the declarations in `command.options`. The body of a function here never runs: `command` makes the
-function that does. Problems with data are in the report, and the other partitions go on. An error that stops a job is
+function that does. Problems with data are in the report, and other partitions continue. An error that stops a job is
 raised as a JobError with the command line's words, an argument of another type as a TypeError. A docstring is
 Markdown, for the page of the command: its first paragraph is the help, a link with / begins at docs/.
 """

@@ -1,8 +1,8 @@
 """`vacuum --store STORE`: deletes files below STORE/segments that no generation needs any more, after a grace period.
 
-Runs may go on meanwhile: the folders of runs with a lease stay; the table of checkpoints names what goes first, and no
-run commits a folder that was named since it began. STORE.md ("Generations and vacuum") lists what is kept, and `_kept`
-follows it. If a folder stays, so do the files that its generation names in other folders. Of a folder to delete,
+Runs may work meanwhile. The folders of runs with a lease are kept; the table of checkpoints names the folders to delete
+first, and no run commits a folder that was named since it began. `_kept` follows the rules in STORE.md ("Generations
+and vacuum"). If a folder is kept, so are the files that its generation names in other folders. In a folder to delete,
 `committed` is deleted first and the manifest second: after a kill of vacuum, the rest cannot be mistaken for a
 generation.
 

@@ -47,7 +47,7 @@ OTHERS = [
     ),
 ]  # fmt: skip
 # Words that have a term, or a noun that names the thing: "again", "no process", "a user who", "reported", "continues"
-WORDS = re.compile(r"\b(anew|nobody|whoever|told|goes on|stands)\b", re.IGNORECASE)
+WORDS = re.compile(r"\b(anew|nobody|whoever|told|(?:go|goes|went|going) on|stands)\b", re.IGNORECASE)
 NAMES = re.compile(r"`[^`]*`|\w+://\S+")  # names of things, such as the user `nobody`
 CLAUSES = ("What", "Whether", "Where", "That", "Of", "How", "Who", "Which", "Those")
 LONGEST = 120
@@ -71,7 +71,7 @@ def _comments(source: str) -> Iterator[tuple[int, str, bool]]:
     previous = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string, token.start[0] == previous + 1
+            yield token.start[0], token.string, token.line.lstrip().startswith("#") and token.start[0] == previous + 1
             previous = token.start[0]
 
 
@@ -114,6 +114,33 @@ def test_scripts_configuration_and_templates_avoid_these_words() -> None:
         for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         for word in _found(line)
     ]
+    assert found == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_comments_begin_with_their_subject(folder: str) -> None:
+    """Comments of one line, or the first line of several."""
+    clause = re.compile(rf"#\s*(?:{'|'.join(CLAUSES)})\b", re.IGNORECASE)
+    found = [
+        f"{_id(path)}:{line}: {text}"
+        for path in SOURCES
+        if path.relative_to(ROOT).parts[0] == folder and clause.search(source := path.read_text(encoding="utf-8"))
+        for line, text, continues in _comments(source)
+        if not continues and clause.match(text)
+    ]
+    assert found == []
+
+
+def test_names_of_tests_begin_with_their_subject() -> None:
+    clause = re.compile(rf"def (test_(?:{'|'.join(CLAUSES)}|it|its|as)_\w+)", re.IGNORECASE)
+    found = [f"{_id(path)}: {name}" for path in SOURCES for name in clause.findall(path.read_text(encoding="utf-8"))]
+    assert found == []
+
+
+def test_no_function_is_named_after_a_preposition() -> None:
+    """Names of functions are verb and object: no suffix `_of`, no prefix `of_`."""
+    named = re.compile(r"def (\w+_of|_?of_\w+)\(")
+    found = [f"{_id(path)}: {name}" for path in SOURCES for name in named.findall(path.read_text(encoding="utf-8"))]
     assert found == []
 
 

@@ -14,8 +14,8 @@ that ends at the hole, it shows that the cleaner may have removed the end of tha
 again from 4.4 on, does not keep the last batch of what it cleaned; KAFKA.md, "Versions").
 
 Nothing else decides. If a cleaner removed whole batches at a border alone, and its checkpoint is lost, the bytes are
-those of a log without a file: sequences of producers that go on over the hole show only that these wrote nothing there,
-and sequences that jump show only that they did. Such a hole is reported as a gap too, with a message that a cleaner may
+those of a log without a file: producers whose sequences continue over the hole wrote no record there, and those whose
+sequences jump did; neither shows the cause. Such a hole is reported as a gap too, with a message that a cleaner may
 have made it.
 
 A hole is a gap anywhere if a file shows that something was there: an index without its log, or an index whose last

@@ -1,6 +1,6 @@
 """Records of a partition into a live topic, each once: a task of `replay`.
 
-  init_transactions fences an earlier run and ends what it left open -> the group's offset says where to go on
+  init_transactions fences an earlier run and ends what it left open -> the group's offset says where to continue
   -> records, a transaction of some thousands -> the offset that comes next, in the same transaction -> commit
 
 The offset is a consumer group's, of the target's topic and the source's partition: it is the offset in the source that

@@ -32,7 +32,7 @@ from lastkey.udfs.audit.answers import (
 )
 from lastkey.udfs.audit.runs import ALL_PARTITIONS, Shown, Sides, Unit, ranges
 
-_MOST_ROWS: Final = 2_000_000  # of a task, which needs 200 bytes for each of them
+_MOST_ROWS: Final = 2_000_000  # rows of a task, which needs 200 bytes for each
 Part = tuple[int, ReadRange]  # side, and what its source shows
 
 
@@ -60,8 +60,8 @@ def parts_by_unit(found: Gathered, sides: Sequence[ReadSource], spread: Collecti
 class Answers:
     """Files of the answer: of units that were asked, and of those whose rows are kept."""
 
-    folder: str  # of new files, below the store
-    fingerprints: Fingerprints  # of all units
+    folder: str  # folder of new files, below the store
+    fingerprints: Fingerprints  # fingerprints of all units
     asked: list[Unit] = field(default_factory=list)
     fresh: list[AnswerFile] = field(default_factory=list)
     kept: list[AnswerFile] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Request:
     schema: pa.Schema
     source: str  # as the table names it
     parts: Mapping[Unit, Sequence[Part]]
-    extra: Mapping[Unit, object]  # what else a unit's rows follow from
+    extra: Mapping[Unit, object]  # other inputs of a unit's rows
     question: Callable[[Sides], Question]  # for the units that are asked
     n_sides: int = 1
     timed: bool = False  # units of ALL_PARTITIONS are ordered by time

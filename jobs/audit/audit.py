@@ -26,7 +26,7 @@ from lastkey.jobs.topics import Key
 from lastkey.udfs.audit.entries import Cuts
 
 MOST: Final = 20  # rows of a table of the report; the tables of the store have all
-_FEW_BYTES: Final = 256 << 20  # of log: the JVM starts for a short time
+_FEW_BYTES: Final = 256 << 20  # size of logs for which the JVM starts only briefly
 
 
 CutsOf = Callable[[SparkTasks], Callable[[Key], Cuts]]

@@ -96,7 +96,8 @@ def committed_positions(
         nameless = {row["topic_id"] for row in commits if row["topic"] is None}
         if nameless:
             notes.append(
-                f"group {group!r}: nothing says the names of the topics {', '.join(sorted(nameless))}: left out"
+                f"group {group!r}: no record has the names of the topics {', '.join(sorted(nameless))}; their offsets "
+                "are skipped"
             )
         if group in groups and not there:
             notes.append(f"group {group!r} has committed no offset of a topic that is audited")

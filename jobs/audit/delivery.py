@@ -136,7 +136,7 @@ def _from_commits(options: AuditDeliveryOptions, found: Committed, audit: Audit)
     positions = committed_positions(found, options.groups, counts, ends)
     audit.report.other_problems += [*found.problems, *found.unreadable(options.groups, counts)]
     audit.report.notes += [*found.notes, *positions.notes]
-    for group, why in sorted(positions.unknown.items()):  # who asked for a group by name gets no answer
+    for group, why in sorted(positions.unknown.items()):  # a group that was named gets no answer
         texts = audit.report.other_problems if group in options.groups else audit.report.notes
         texts.append(f"group {group!r} is not known: {why}")
     audit.report.details["unknown_groups"] = dict(positions.unknown)

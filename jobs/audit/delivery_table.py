@@ -21,7 +21,7 @@ from lastkey.udfs.storage import exists, normal_uri, open_root
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-NO_GROUP: Final = "(table)"  # of a table without the column
+NO_GROUP: Final = "(table)"  # name for tables without the column
 _NEEDED: Final = ("topic", "key", "offset")
 
 

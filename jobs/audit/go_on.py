@@ -34,17 +34,17 @@ from lastkey.udfs.audit.failover import (
     Suspect,
     add_figures,
     behind,
-    figures_of,
     first_at,
     first_lost,
     first_new,
+    unit_figures,
 )
 from lastkey.udfs.audit.pairs import PAIRS
 from lastkey.udfs.audit.runs import Sides
 from lastkey.udfs.storage import delete_folder, exists
 
 Way = Literal["identity", "time", "start"]
-_LEAST_MATCH: Final = 0.5  # of the records that could match: fewer, and the values are others
+_LEAST_MATCH: Final = 0.5  # share of matching records; below it, the values differ
 _NO_TIME: Final = -1
 _INT64: Final = 1 << 63
 
@@ -66,9 +66,9 @@ class GoOn:
     lost: int = 0  # undelivered records without a copy
     superseded: int = 0  # the same, but B has a newer version of their keys
     read: int = 0  # records of B from `offset` on
-    again: int = 0  # of these, delivered before, or copies beyond the first
+    again: int = 0  # records delivered before, or copies beyond the first
     again_ms: int = 0  # from the earliest to the latest of these
-    not_of_a: int = 0  # of these, records that A does not have
+    not_of_a: int = 0  # records that A does not have
     passed_over: int = 0  # records before `offset` that A had and dropped
     a_unread: bool = False
 
@@ -147,7 +147,7 @@ def decide(
     """Return the answers of units. found: of all ranges."""
     run, paths = workers.run, [one.states for one in found]
     all_figures = add_figures([one.figures for one in found])
-    figures: dict[Key, dict[str, Any]] = {unit: figures_of(all_figures, number) for number, unit in enumerate(units)}
+    figures: dict[Key, dict[str, Any]] = {unit: unit_figures(all_figures, number) for number, unit in enumerate(units)}
     of_a = [key for key, row in figures.items() if row["a_records"] or key in known.committed]
     first = {key: _first(key, figures[key], known) for key in of_a}
     numbers = {unit: number for number, unit in enumerate(units)}
@@ -182,7 +182,7 @@ def decide(
 
 
 def _first(key: Key, row: Mapping[str, Any], asked: KnownLogs) -> GoOn:
-    """Return where to go on as far as identity alone tells."""
+    """Return where to continue as far as identity alone tells."""
     names = ("a_records", "b_records", "matched", "undelivered", "lost", "superseded")
     one = GoOn(*key, asked.committed.get(key), a_unread=key in asked.a_unread, **{n: row[n] for n in names})
     if not one.b_records:

@@ -20,7 +20,7 @@ from lastkey.udfs.audit.entries import batch_end
 from lastkey.udfs.storage import absent, open_root
 
 NO_PROBLEMS: Final = "[]"
-_OF_BYTES: Final = frozenset({"crc", "codec", "compressed", "varint", "record", "count"})  # that lie in the file itself
+_OF_BYTES: Final = frozenset({"crc", "codec", "compressed", "varint", "record", "count"})  # damage in the file
 
 
 def that_count(reads: Sequence[AuditRead], listed: Segment) -> list[AuditRead]:

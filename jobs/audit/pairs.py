@@ -29,9 +29,9 @@ class Pair:
 
     a: str = ""  # names of the sources
     b: str = ""
-    topics: set[str] = field(default_factory=set)  # of A
+    topics: set[str] = field(default_factory=set)  # topics of A
     names: dict[str, str] = field(default_factory=dict)  # topic of B -> what A calls it
-    partitions: tuple[set[Key], set[Key]] = (set(), set())  # that A and B hold, under A's names
+    partitions: tuple[set[Key], set[Key]] = (set(), set())  # partitions of A and B, under A's names
 
     @property
     def result(self) -> str:

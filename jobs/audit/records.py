@@ -36,7 +36,7 @@ from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import ListedLog
 
 _TASK_BYTES: Final = 128 << 20
-_MOST_BYTES: Final = 4 << 30  # that are read again if one segment of them changes
+_MOST_BYTES: Final = 4 << 30  # bytes that are read again if one of their segments changes
 _WHOLE: Final = 1 << 62  # a segment is one stretch
 Place = tuple[str, str, int]  # source, topic, partition
 
@@ -101,9 +101,9 @@ class _ReadPlan:
     listed: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # root -> paths
     logs: list[list[ListedLog]] = field(default_factory=list)
     reads: list[AuditRead] = field(default_factory=list)  # all rows of the table
-    lost: set[int] = field(default_factory=set)  # of these, whose records are lost
+    lost: set[int] = field(default_factory=set)  # reads whose records are lost
     known: dict[tuple[str, str], list[AuditRead]] = field(default_factory=lambda: defaultdict(list))  # others, and new
-    unread: set[int] = field(default_factory=set)  # of these, what is new
+    unread: set[int] = field(default_factory=set)  # reads of new segments
     together: dict[int, list[AuditRead]] = field(default_factory=lambda: defaultdict(list))  # by entries_id
 
 

@@ -25,7 +25,7 @@ class AuditReport(JobReport):
     details: dict[str, Any] = field(default_factory=dict)  # more for programs: rows by name
     cards: list[Card] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    findings: int = 0  # what must not be; not: what could not be read
+    findings: int = 0  # number of findings, without unreadable places
     stretches_read: int = 0
     bytes_read: int = 0
     partitions_answered: int = 0

@@ -76,8 +76,8 @@ class CompactOptions(WithPlan, WithFolders, WithEngine):
         SOME_TOPICS,
         "Start over where a partition diverged or has a gap. Repeatable.",
         default=(),
-        note="From the archive alone, due or not; also where the run reads a file of its generation that is damaged or "
-        "gone (`--force` reads all). The store keeps the generation before",
+        note="From the archive alone, due or not; also if the run finds that a file of its generation is damaged or "
+        "missing (`--force` reads all). The store keeps the generation before",
     )
     hmac_key: MaybePlace = option(
         maybe(FILE),

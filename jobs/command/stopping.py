@@ -106,8 +106,8 @@ def await_result(future: Future[T]) -> T:
 
 
 def await_results(futures: Sequence[Future[T]]) -> list[T]:
-    """Return the results of futures, as `await_result` does. Raise the first error in time: those that go on may take
-    long to find the same, as where a server has fallen silent.
+    """Return the results of futures, as `await_result` does. Raise the first error at once: the others may
+    need long to find the same, for example if a server does not answer.
     """
     pending: Collection[Future[T]] = futures
     while pending:

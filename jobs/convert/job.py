@@ -103,7 +103,7 @@ def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
             raise CONVERT_FULL(path=error.filename or output, found=error.strerror or "disk full") from error
         raise
     except (KeyboardInterrupt, EarlyEndError) as error:
-        error.add_note("run it again to go on with what is there")
+        error.add_note("run it again to continue with what is there")
         raise
     report.other_problems.sort(key=lambda problem: (problem.path, problem.position))
     report.seconds["total"] = time.perf_counter() - started

@@ -2,7 +2,7 @@
 
 A task for each partition (udfs.merge). The archives are only read. The output is a log directory that a broker loads
 without recovery: checkpoints, and `.kafka_cleanshutdown` last of all. A partition whose copies contradict each other is
-a problem and is left out; the others go on. A run that fails removes what it wrote.
+a problem and is left out; the others continue. A run that fails removes what it wrote.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _at_work(engine_workers: Workers, config: Config, report: WorkLog) -> Iterat
         with limited(config.job.max_bytes_per_second):
             yield
     except BaseException as error:
-        if not isinstance(error, Exception):  # Ctrl-C, SIGTERM: else running tasks would go on
+        if not isinstance(error, Exception):  # Ctrl-C, SIGTERM: else running tasks would continue
             engine_workers.cancel([])
         raise
     finally:

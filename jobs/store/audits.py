@@ -57,24 +57,24 @@ class AuditRead:
     read_id: int
     root: str  # URI that path is below
     path: str
-    size_bytes: int  # of the .log when it was read
+    size_bytes: int  # size of the .log when it was read
     mtime_ms: int
     topic: str
     partition: int
     start_offset: int  # records in [start_offset, end_offset)
     end_offset: int
     end_position: int  # in the .log, where the next stretch begins
-    last_position: int  # of its last batch, -1: none that is whole, and its checksum
+    last_position: int  # position of its last complete batch, -1: none, with its checksum
     last_crc: int
-    n_partitions: int  # of the topic; only hidden keys depend on it
+    n_partitions: int  # partitions of the topic; only hidden keys depend on it
     keys_hidden: bool
     secret_id: str
     problems: str  # JSON: a list of what could not be read
-    file: str  # of `audit_entries`; "": no record
-    entries_id: int = 0  # of its entries; others have it too if their versions were added up with those of this one
+    file: str  # file of `audit_entries`; "": no record
+    entries_id: int = 0  # id of its entries, shared with reads whose versions were added up with its own
     cuts: str = APART  # JSON: the offsets between which versions were added up; APART: each record is an entry
-    entries: int = 0  # that begin in it
-    first_offset: int = -1  # of its records, as the next ones; -1: none
+    entries: int = 0  # number of entries that begin in it
+    first_offset: int = -1  # offset of its first record, like the next ones; -1: none
     last_offset: int = -1
     newest_ms: int = -1
 

@@ -154,7 +154,7 @@ def _file(file: DumpFile, options: DumpOptions, findings: DumpFindings) -> Itera
     try:
         with readable(file.located):
             yield from _file_lines(file, options, findings)
-    except Exception as error:  # the other files go on
+    except Exception as error:  # the other files continue
         findings.problems.append(without_frames(stopped(error, file.located)))
 
 

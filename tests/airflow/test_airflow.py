@@ -377,7 +377,7 @@ def test_damaged_log_fails_with_the_reported_problem(runs):
     assert "impossible" in first
     raised = runs.log["damaged"].split("AirflowFailException: reindex: exit code 3\n")[1]
     assert raised.startswith(first)
-    assert (runs.folder / "damaged" / "users-0" / f"{0:020}.index").is_file()  # the others went on
+    assert (runs.folder / "damaged" / "users-0" / f"{0:020}.index").is_file()  # the others continued
 
 
 def test_problem_that_only_verify_finds_fails_the_dag(runs):

@@ -97,7 +97,7 @@ class Tally:
     known: Counter[str] = field(default_factory=Counter)  # sequences that ended at one of KNOWN
     generations: int = 0
     by_yield: int = 0  # generations of runs by yield
-    carried: int = 0  # those of them that carry segments over
+    carried: int = 0  # generations by yield that carry segments over
     records: int = 0
     deleted: int = 0  # segments of the archive, because they were not needed
 
@@ -418,10 +418,10 @@ class World:
         if parent is not None and not log.is_same_as(parent.log.life, parent.next):
             blind = log.segments[0].base >= parent.next and None in (log.topic_id, parent.log.topic_id)
             how = ", and nothing tells them apart" if blind else ""
-            raise Failed(f"{topic}: went on from generation {parent.number}, which is of another log{how}")
+            raise Failed(f"{topic}: continued from generation {parent.number}, which is of another log{how}")
         hole = self.hole(log, parent, p["next_offset"])
         if hole and not told.accept:
-            raise Failed(f"{topic}: went on over {hole}, which are missing, and says nothing of it")
+            raise Failed(f"{topic}: continued over {hole}, which are missing, and says nothing of it")
         given = given_to(log, parent)
         contents, in_archive = self.read_generation(topic, p["generation"], report["run_id"])
         made = Generation(

@@ -372,7 +372,7 @@ class Year:
                 if topic.damaged is not None and p["next_offset"] > int(topic.damaged[0].stem):
                     raise WrongError(f"night {self.night}: {name} went over a damaged segment: {p}")
                 if topic.odd and not reset:
-                    raise WrongError(f"night {self.night}: {name} is another log, and the run went on: {p}")
+                    raise WrongError(f"night {self.night}: {name} is another log, and the run continued: {p}")
                 topic.odd = False
                 topic.next = p["next_offset"]
                 self._check(topic.log, p, self._batches(name, p["generation"], said.report["run_id"]))

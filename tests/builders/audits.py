@@ -35,11 +35,11 @@ def audit(archive: Path, audits: Path | str, gaps: str | None = None, cuts: Cuts
 
 def seen(audits: Path | str, found: Gathered) -> Seen:
     """Return offsets and keys of the records that an audit counts."""
-    rows = [(row["offset"], row["key"]) for row in entries_of(audits, found)]
+    rows = [(row["offset"], row["key"]) for row in read_entries(audits, found)]
     return sorted(rows, key=lambda row: (row[0], row[1] or b""))
 
 
-def entries_of(audits: Path | str, found: Gathered) -> list[dict[str, Any]]:
+def read_entries(audits: Path | str, found: Gathered) -> list[dict[str, Any]]:
     """Return the entries that an audit counts."""
     root, rows = open_state(str(audits)).root, []
     for path, entries_id in {(part.read.file, part.read.entries_id) for part in found.parts if part.read.file}:

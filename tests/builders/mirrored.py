@@ -95,7 +95,7 @@ def _changed(rows: list[Seen], rng: random.Random, topic: str, partition: int) -
     return rows
 
 
-def sides_of(root: Path, a: Sequence[Seen], b: Sequence[Seen], spread: Collection[str] = ()) -> Sides:
+def write_sides(root: Path, a: Sequence[Seen], b: Sequence[Seen], spread: Collection[str] = ()) -> Sides:
     """Write the records as files of `audit_entries`, a few runs each, and return them as what two sources show."""
     units = sorted({(row.topic, ALL_PARTITIONS if row.topic in spread else row.partition) for row in (*a, *b)})
     number = {unit: n for n, unit in enumerate(units)}

@@ -93,7 +93,7 @@ def last_records(batches: list[Batch], end: int) -> dict[bytes, tuple[int, bytes
 
 
 class Kept:
-    """Copy of both places of some nights, from which several tests go on. A store stays with its archive's path, so
+    """Copy of both places of some nights, from which several tests continue. A store stays with its archive's path, so
     each of them continues in the same folder.
     """
 

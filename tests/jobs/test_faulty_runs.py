@@ -1,4 +1,4 @@
-"""The command line in processes of its own in which operations fail: exit codes, reports, and that others go on."""
+"""The command line in processes of its own in which operations fail: exit codes, reports, and that others continue."""
 
 from __future__ import annotations
 

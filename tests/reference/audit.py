@@ -22,7 +22,7 @@ def visible_records(folder: Path) -> list[Record]:
     return [r for b in batches if not b.control for r in b.records if r.offset in seen]
 
 
-def keys_of(records: Mapping[Place, Iterable[Record]]) -> list[dict[str, Any]]:
+def key_rows(records: Mapping[Place, Iterable[Record]]) -> list[dict[str, Any]]:
     """Return the rows of `audit_keys`, without sizes, by topic, partition and key."""
     n_partitions: dict[str, int] = {}
     for topic, number in records:

@@ -15,7 +15,7 @@ class Version(NamedTuple):
     tombstone: bool
 
 
-def lag_of(versions: Iterable[Version], is_delivered: Callable[[int], bool], newest_ms: int | None) -> dict[str, Any]:
+def key_lag(versions: Iterable[Version], is_delivered: Callable[[int], bool], newest_ms: int | None) -> dict[str, Any]:
     """Return the columns of a key, by its versions and which offsets are delivered."""
     ordered = sorted(versions)
     done = [version for version in ordered if is_delivered(version.offset)]

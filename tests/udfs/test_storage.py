@@ -1,4 +1,4 @@
-"""Flushes of large logs that go on while a task works."""
+"""Flushes of large logs that continue while a task works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lastkey.udfs.storage import Root, flush_whole, flushing, open_root, put_fil
 from tests.builders.damage import build
 from tests.builders.faults import Fault, faults, happened
 
-MOST_OPEN = 5  # logs of a folder: four flushes that go on, and the one of the block
+MOST_OPEN = 5  # logs of a folder: four flushes that continue, and the one of the block
 
 
 @pytest.fixture

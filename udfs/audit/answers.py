@@ -109,7 +109,7 @@ class KeptAnswers:
     root: str
     question: Question
     folder: str
-    fingerprints: Fingerprints  # of the units that are kept
+    fingerprints: Fingerprints  # fingerprints of kept units
 
 
 def keep(asked: KeptAnswers, path: str) -> AnswerFile | None:

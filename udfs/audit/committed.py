@@ -27,7 +27,7 @@ from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.problem import Problem
 
 TOPICS: Final = (CONSUMER_OFFSETS, SHARE_STATE)
-_DEFAULT_PARTITIONS: Final = 50  # of both topics
+_DEFAULT_PARTITIONS: Final = 50  # default of both topics
 _RANGE: Final = pa.struct([pa.field("first", pa.int64()), pa.field("last", pa.int64())])
 COMMITTED: Final = pa.schema(
     [
@@ -43,7 +43,7 @@ COMMITTED: Final = pa.schema(
         pa.field("expire_timestamp_ms", pa.int64()),  # -1: none
         pa.field("delivered", pa.list_(pa.field("element", _RANGE))),  # share: ranges above, first and last included
         pa.field("certain", pa.bool_()),  # false: a later record may be lost in what could not be read
-        pa.field("coordinator_partition", pa.int32()),  # of __consumer_offsets or __share_group_state
+        pa.field("coordinator_partition", pa.int32()),  # partition of __consumer_offsets or __share_group_state
         pa.field("record_offset", pa.int64()),  # there; -1: none is known
     ]
 )
@@ -71,7 +71,7 @@ class Committed:
     group_types: Mapping[str, str]
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
-    partitions: int = 0  # of __consumer_offsets
+    partitions: int = 0  # partitions of __consumer_offsets
     unread: Mapping[int, str] = field(default_factory=dict)  # its partitions that are not fully read -> why
 
     def unknown_because(self, group: str) -> str | None:

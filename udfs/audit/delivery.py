@@ -70,7 +70,7 @@ TABLE_GROUP: Final = "table"  # type of a group of a table of deliveries
 COUNTS: Final = ("keys", "delivered", "undelivered", "unknown", "never", "undelivered_tombstones", "versions_behind")
 PERCENTILES: Final = ("p50", "p90", "p99", "max")
 _SHARES: Final = (0.5, 0.9, 0.99, 1.0)
-_SAMPLES: Final = 10_000  # of a file's lags: a rank is off by at most a ten thousandth of the keys
+_SAMPLES: Final = 10_000  # samples of a file's lags: a rank is off by at most 1 / 10,000 of the keys
 _NONE: Final = np.iinfo(np.int64).min  # no time
 _GROUP_ROWS: Final = 1 << 15
 

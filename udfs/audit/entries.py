@@ -46,13 +46,13 @@ from lastkey.udfs.segments import ListedLog
 from lastkey.udfs.storage import Root, cached_root, flush, log_file, make_folder, native_output, open_root
 
 Secret = tuple[int, int]  # key of the hashes, two uint64
-PartitionLogs = Sequence[Sequence[ListedLog]]  # of all partitions that are read
+PartitionLogs = Sequence[Sequence[ListedLog]]  # logs of all partitions that are read
 Cuts = tuple[int, ...] | None  # rising offsets; None: entries apart
 _MOST_ENTRIES: Final = 6_000_000
 _MOST_KEY_BYTES: Final = 192 << 20
 _SLACK: Final = 1 << 20  # entries, and bytes, above the most of a run
 _LEAST_SLOTS: Final = 1 << 12
-_GROUP_ROWS: Final = 1 << 14  # of a row group at the least: a later task reads only those of its range
+_GROUP_ROWS: Final = 1 << 14  # minimum size of a row group: a later task reads only groups in its range
 _BIN_SHIFT: Final = 48
 BINS: Final = 1 << 16
 GROUP_BINS: Final = 1 << 9  # a row group begins at a multiple of it
@@ -64,14 +64,14 @@ ENTRIES: Final = pa.schema(
         pa.field("low", pa.int64()),
         pa.field("keyless", pa.bool_()),
         pa.field("digest", pa.int64()),  # half of a hash of key, value and headers; null: versions were added up
-        pa.field("offset", pa.int64()),  # of the last version, as the next columns
+        pa.field("offset", pa.int64()),  # offset of the last version, like the next columns
         pa.field("timestamp_ms", pa.int64()),  # -1: none
         pa.field("tombstone", pa.bool_()),  # the value is null
-        pa.field("size_bytes", pa.int32()),  # of key, value and headers with their lengths, uncompressed
+        pa.field("size_bytes", pa.int32()),  # size of key, value and headers with their lengths, uncompressed
         pa.field("key", pa.binary()),  # null: none; where keys are hidden the 16 bytes of its hash
         pa.field("expected", pa.int32()),  # partition of a hidden key by the default partitioner; null: not hidden
         pa.field("versions", pa.int32()),  # null, as the next columns: one
-        pa.field("bytes", pa.int64()),  # of all versions
+        pa.field("bytes", pa.int64()),  # size of all versions
         pa.field("first_offset", pa.int64()),
         pa.field("first_timestamp_ms", pa.int64()),
     ]
@@ -86,7 +86,7 @@ class Group:
     """Stretches of a partition, by read_id, whose versions are added up together; apart: one stretch."""
 
     entries_id: int
-    n_partitions: int  # of the topic
+    n_partitions: int  # partitions of the topic
     partition: int  # its place among `PartitionLogs`
     cuts: Cuts
     stretches: tuple[tuple[int, Piece], ...]
@@ -103,7 +103,7 @@ class ReadTask:
 
     groups: tuple[Group, ...]
     store_uri: str
-    folder: str  # of the table, below the store
+    folder: str  # folder of the table, below the store
     secret: Secret
     hide_keys: bool
     max_batch_bytes: int = MAX_BATCH_BYTES
@@ -117,8 +117,8 @@ class StretchRead:
     entries_id: int
     cuts: Cuts
     end_position: int  # behind the last batch: reading continues there
-    entries: int = 0  # that begin in it
-    last_position: int = -1  # of the last batch, and its checksum: a log that has grown begins the same
+    entries: int = 0  # number of entries that begin in it
+    last_position: int = -1  # position of the last batch, with its checksum: a grown log begins the same
     last_crc: int = -1
     first_offset: int = -1
     last_offset: int = -1

@@ -17,12 +17,12 @@ ENTRY: Final = np.dtype(
     [
         ("high", "u8"),  # halves of the hash of the key; without a key of the digest
         ("low", "u8"),
-        ("offset", "i8"),  # of the last version, as the columns without "first"
+        ("offset", "i8"),  # offset of the last version, like all columns without "first"
         ("first_offset", "i8"),
         ("timestamp_ms", "i8"),
         ("first_timestamp_ms", "i8"),
-        ("digest", "i8"),  # of key, value and headers; 0 where versions are added up
-        ("bytes", "i8"),  # of all versions
+        ("digest", "i8"),  # hash of key, value and headers; 0 where versions are added up
+        ("bytes", "i8"),  # size of all versions
         ("key_at", "i8"),  # first byte of the key among those that are kept
         ("key_size", "i4"),
         ("versions", "i4"),

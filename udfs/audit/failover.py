@@ -59,7 +59,7 @@ PARTITION, LOST_RECORD = "partition", "lost"  # kinds of rows of PAIRS
 _STATES: Final = pa.schema(
     [
         pa.field("unit", pa.int32()),
-        pa.field("a_offset", pa.int64()),  # of a record of A, or of the record whose copy the row is; NONE
+        pa.field("a_offset", pa.int64()),  # offset of a record of A, or of the original of a copy; NONE
         pa.field("b_offset", pa.int64()),
         pa.field("b_ms", pa.int64()),
         pa.field("b_state", pa.int8()),
@@ -182,7 +182,7 @@ def add_figures(all_: Sequence[Figures]) -> Figures:
     )
 
 
-def figures_of(figures: Figures, unit: int) -> dict[str, int | None]:
+def unit_figures(figures: Figures, unit: int) -> dict[str, int | None]:
     """Return the figures of a unit by name; None: none."""
     row = dict(zip(FIGURES, figures[unit].tolist(), strict=True))
     return {name: None if name not in COUNTED and n in (_LARGEST, ~_LARGEST) else n for name, n in row.items()}

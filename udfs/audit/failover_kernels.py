@@ -53,7 +53,7 @@ def find_states(
     for group in range(n_groups):
         begin, end = starts[group], starts[group + 1] if group + 1 < n_groups else n
         last_copy, last_copied = np.int64(NONE), np.int64(NONE)
-        delivered[begin:end] = 0  # of the equal records, at the first of them
+        delivered[begin:end] = 0  # count of the equal records, at the first of them
         for i in range(begin, end):
             offset = records.offset[i]
             if records.in_b[i]:

@@ -52,8 +52,8 @@ class OffsetCommit(NamedTuple):
     metadata: str = ""
     commit_ms: int = NONE
     expire_ms: int = NONE
-    delivered: tuple[Range, ...] = ()  # of share groups: above the offset
-    record_offset: int = NONE  # of the record in the coordinator's log
+    delivered: tuple[Range, ...] = ()  # for share groups: ranges above the offset
+    record_offset: int = NONE  # offset in the coordinator's log
     readable: bool = True
 
 
@@ -150,7 +150,7 @@ def _group_rows(name: str, rows: Any, out: Decoded) -> None:
                     out.shared += [_shared(fields["groupId"], of, state) for of in said[state]]
             else:
                 (group,) = fields.values()
-                if offset > existing.get(group, NONE):  # of a group that changed its type, tombstones remove the first
+                if offset > existing.get(group, NONE):  # tombstones remove a changed type
                     existing[group], out.group_types[group] = offset, _TYPES_OF_GROUPS[code]
         except MessageError as error:
             out.notes.append(f"{name}, offset {offset}: the value of {_shown(fields)} cannot be read: {error}")

@@ -23,11 +23,11 @@ AUDIT_KEYS: Final = pa.schema(
         pa.field("last_timestamp_ms", pa.int64()),
         pa.field("tombstone", pa.bool_()),
         pa.field("versions", pa.int64()),
-        pa.field("bytes", pa.int64()),  # of all versions
+        pa.field("bytes", pa.int64()),  # size of all versions
         pa.field("last_bytes", pa.int64()),
         pa.field("expected_partition", pa.int32()),  # by the default partitioner
         pa.field("misplaced", pa.bool_()),
-        pa.field("partitions", pa.int32()),  # of the topic that hold the key
+        pa.field("partitions", pa.int32()),  # partitions of the topic with the key
     ]
 )
 # First keys of a report: which, and their order, the largest first; then by topic, partition and key. No key that is
@@ -38,7 +38,7 @@ FIRST: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "several_partitions": (pc.field("partitions") > 1, ("partitions", "key")),
 }
 SUMS: Final = ("tombstones", "versions", "bytes", "last_bytes", "misplaced", "elsewhere_too")
-Summary = tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]  # of partitions; first keys by FIRST
+Summary = tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]  # rows of partitions; first keys by FIRST
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class LastRecords(NamedTuple):
 
     rows: Any  # pa.Table of LAST, by offset
     types: dict[int, int]  # record type -> records; -1: a key without a type, -2: no key
-    problems: tuple[Problem, ...]  # of what could not be read
+    problems: tuple[Problem, ...]  # problems of unreadable data
     undecided: int = 0  # records of transactions that have no marker
 
 

@@ -21,12 +21,12 @@ from lastkey.udfs.audit.runs import Bools, Groups, VersionRows, by_key
 PAIRS: Final = pa.schema(
     [
         pa.field("source", pa.string()),  # the pair; of failover with the group
-        pa.field("group", pa.string()),  # of failover; null: of mirror
+        pa.field("group", pa.string()),  # group of failover; null: mirror
         pa.field("kind", pa.string()),
         pa.field("topic", pa.string()),  # A's name
         pa.field("partition", pa.int32()),
         pa.field("key", pa.binary()),
-        # of mirror
+        # columns of mirror
         pa.field("without_key", pa.bool_()),
         pa.field("a_partition", pa.int32()),
         pa.field("a_offset", pa.int64()),
@@ -39,24 +39,24 @@ PAIRS: Final = pa.schema(
         pa.field("b_versions", pa.int64()),
         pa.field("missing_versions", pa.int64()),
         pa.field("extra_versions", pa.int64()),
-        # of failover
+        # columns of failover
         pa.field("b_topic", pa.string()),
         pa.field("committed", pa.int64()),  # in A; null: nothing
         pa.field("offset", pa.int64()),  # in B; null: B has nothing. Of a lost record: in A
         pa.field("way", pa.string()),  # identity, time or start
         pa.field("why", pa.string()),
         pa.field("undelivered", pa.int64()),  # records of A
-        pa.field("lost", pa.int64()),  # of these, without a copy
+        pa.field("lost", pa.int64()),  # records without a copy
         pa.field("superseded", pa.int64()),  # without a copy, but B has a newer version of the key
         pa.field("read", pa.int64()),  # records of B from the offset on
-        pa.field("again", pa.int64()),  # of these, delivered before
+        pa.field("again", pa.int64()),  # records delivered before
         pa.field("again_ms", pa.int64()),
         pa.field("not_of_a", pa.int64()),
         pa.field("passed_over", pa.int64()),
-        pa.field("timestamp_ms", pa.int64()),  # of a lost record
+        pa.field("timestamp_ms", pa.int64()),  # timestamp of a lost record
     ]
 )
-PAIR_COLUMNS: Final = ("digest", "timestamp_ms", "tombstone")  # of ENTRIES, as `match` needs them
+PAIR_COLUMNS: Final = ("digest", "timestamp_ms", "tombstone")  # columns of ENTRIES for `match`
 
 
 def pair_rows(n: int, columns: dict[str, Any]) -> pa.Table:

@@ -29,11 +29,11 @@ from lastkey.udfs.storage import open_file, open_root
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Unit = tuple[str, int]  # topic, partition
-ALL_PARTITIONS: Final = -1  # of a unit whose topic is compared as a whole
+ALL_PARTITIONS: Final = -1  # partition of a unit whose topic is compared as a whole
 _PLACES: Final = pa.schema([("side", pa.bool_()), ("unit", pa.int32()), ("partition", pa.int32())])
 _LEAST_BIN: Final = -BINS // 2
 _PART_ROWS: Final = 1 << 18
-_INDEXES: Final = 128  # of files that a process keeps, a megabyte each
+_INDEXES: Final = 128  # files that a process caches, a megabyte each
 
 
 class Shown(NamedTuple):
@@ -63,7 +63,7 @@ class VersionRows:
     side: Bools  # B
     unit: NDArray[np.int32]
     partition: NDArray[np.int32]
-    columns: dict[str, NDArray[Any]]  # of ENTRIES, by name
+    columns: dict[str, NDArray[Any]]  # columns of ENTRIES, by name
     placed: Ints  # the row of each among those that `_read` returns
     others: dict[str, Any] = field(default_factory=dict)  # columns of the whole range that were read later
 
@@ -104,7 +104,7 @@ class VersionRows:
 
 def ranges(n_rows: int, most_rows: int) -> list[tuple[int, int]]:
     """Return ranges of bins, [first, stop), of at most about most_rows each; at least one."""
-    groups = BINS // GROUP_BINS  # that rows are written in: a range of whole ones reads no other rows
+    groups = BINS // GROUP_BINS  # row groups on disk: a range of whole groups reads no other rows
     wanted = max(-(-n_rows // most_rows), 1)
     step = max(groups // wanted, 1) * GROUP_BINS if wanted <= groups else max(BINS // wanted, 1)
     return list(itertools.pairwise([*range(_LEAST_BIN, _LEAST_BIN + BINS, step), _LEAST_BIN + BINS]))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 BATCH: Final = np.dtype([("first", "i8"), ("last", "i8"), ("state", "i8"), ("count", "i8")])
 _DELIVERED: Final = (2, 4)
-_STATES: Final = 256  # of an int8
+_STATES: Final = 256  # values of an int8
 _LAST: Final = 2**63 - 2  # so that the next offset is one, whatever bytes say
 NO_OFFSET: Final = -1
 Range = tuple[int, int]  # [first, last]

@@ -122,7 +122,7 @@ def clean_groups(
                 stack.push(number, piece, chunk)
         group = analysis.group(numbers)
         if fails and of.tally["null_keys"]:
-            continue  # this partition will not be committed; go on only to count
+            continue  # this partition will not be committed; continue only to count
         follows = held is not None and held[0].base_offset == group.next_offset
         if held is not None and follows and not len(stack):
             last_offset = held[1].last_offset(plan.run.max_log_bytes)

@@ -88,7 +88,7 @@ class Piece:
     end_offset: int = NO_END
     next_base_offset: int | None = None  # next base offset of the segment behind it; None: the last one
     torn_tail: bool = False  # the file may end inside a batch: it is the end of a log that was being written
-    index: tuple[str, str] | None = None  # URI and path, to go on behind bytes that are no batches
+    index: tuple[str, str] | None = None  # URI and path, to continue behind bytes that are no batches
     later: tuple[ListedLog, ...] = ()  # its segment and the next ones, in which markers are looked for
     more_later: bool = False  # more segments follow; ReadSpec.logs_behind lists them
     doubtful: bool = False  # a marker may be lost in damage: transactional data without one is withheld

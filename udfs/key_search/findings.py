@@ -98,7 +98,7 @@ class Found:
         self._seen = np.zeros(self.n_keys, np.bool_)
 
     def begin(self, file: int) -> None:
-        """Go on to the next file."""
+        """Continue with the next file."""
         self._file = file
         if self._seen.any():
             self._seen[:] = False

@@ -92,7 +92,7 @@ def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
                 seconds = _merged(seconds, rows["max_timestamp"])
                 batches, bytes_read = batches + len(rows), bytes_read + chunk.bytes_read
                 n_bytes += chunk.size
-        except Exception as error:  # the other segments go on
+        except Exception as error:  # the other segments continue
             problem = problem or Problem.of(stopped(error, segment.path))
         offset_index, time_index = builder.finish()
         minutes = np.unique(seconds // (_MINUTE // _SECOND))

@@ -38,7 +38,7 @@ def last_stable_offset(
     (None: the log end).
 
     Raises LogFormatError for a bad log, unless there is `resume`. It gets a segment, the error and the bad batch's
-    position, and returns the next batch's; None: go on in the next segment. A transaction that was open before the
+    position, and returns the next batch's; None: continue in the next segment. A transaction that was open before the
     damage is then not known to be open, and a reader finds no marker for it this side of the damage. Checks the
     checksums of markers, and without `resume` that of the open batch.
     """

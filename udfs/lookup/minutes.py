@@ -76,7 +76,7 @@ def _rows(segment: TimedSegment) -> Any:
         if not said:
             first = FirstOffsets()
             _by_records(log, segment.max_batch_bytes, first)
-    except Exception as error:  # the other segments go on; rows up to there stay
+    except Exception as error:  # the other segments continue; rows up to there stay
         problem = str(stopped(error, listed.path))
     minutes, offsets = first.sorted()
     n = max(len(minutes), 1)

@@ -290,7 +290,7 @@ class _Fold:
         self._settle(place, verdict, producer_snapshot.write(entries))
 
     def _settle_headless(self, offset: int, place: SideFilePlace, archived: str, verdict: Verdict) -> None:
-        """Keep an archived snapshot of a log without its beginning, and go on from it. Nothing replaces a wrong one."""
+        """Keep an archived snapshot of a log without its beginning and continue from it. Never replace a wrong one."""
         if verdict.reason in ("", "other_entries"):
             self.done.files.append(_as_it_is(place, "same", verdict))
             self._load(offset, archived)
@@ -309,7 +309,7 @@ class _Fold:
             self.done.notes.append(note)
 
     def _load(self, offset: int, archived: str) -> None:
-        """Go on from an archived snapshot, if nothing is wrong with it."""
+        """Continue from an archived snapshot if it has no fault."""
         try:
             entries = producer_snapshot.read(self._read(archived, _MOST_SIDE_BYTES).head, archived)
         except LogFormatError:

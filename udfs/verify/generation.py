@@ -292,7 +292,7 @@ def _changed_parent(plan: GenerationPlan, sizes: list[tuple[int, int, int]]) -> 
     for row in plan.manifest:
         seen = int(held[(base >= row.base_offset) & (base < row.next_offset)].sum())
         offsets = f"offsets {row.base_offset} to {row.next_offset - 1}"
-        restored = seen == row.size_bytes  # a broker may go on with this generation, restored, in the archive's place
+        restored = seen == row.size_bytes  # a broker may continue with this generation in place of the archive
         if seen != row.source_bytes and row.base_offset >= plan.parent_stays_from and not restored:
             raise LogFormatError(
                 "changed",

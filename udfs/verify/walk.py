@@ -38,7 +38,7 @@ class LogWalk:
         self.n_problems = 0
         self.end_position = 0  # first byte behind the last batch, good or bad
         self.torn_bytes = 0  # incomplete batch, or zeros, at the very end
-        self.zeros = False  # those torn bytes are all zero
+        self.zeros = False  # the torn bytes are all zero
         self.unread_bytes = 0  # skipped, because the start of the next batch is unknown
         self._log, self._reader, self._resync, self._base_offset = log, reader, resync, base_offset
         self._file: Any = None  # open during the walk

@@ -42,7 +42,7 @@ def audit(archive: Path, audits: Path, **given: Any) -> AuditReport:
     return run(AuditDeliveryOptions(**vars(source), audits=str(audits), **given), Silent())
 
 
-def table_of(audits: Path) -> list[dict[str, Any]]:
+def read_table(audits: Path) -> list[dict[str, Any]]:
     """Return the rows of the table, by the data files that delta-rs names."""
     folder = audits / "state" / "audit_deliveries"
     files = open_state(str(audits)).head("audit_deliveries").files()
@@ -73,7 +73,7 @@ def test_a_case_to_check_by_hand(spark, archive, tmp_path):
     write_log(archive / "__share_group_state-0", [[state]])
     report = audit(archive, tmp_path / "audits", max_age_ms=3)
     assert (report.exit_code, report.findings, report.problems) == (3, 3, []), report.to_text()
-    rows = table_of(tmp_path / "audits")
+    rows = read_table(tmp_path / "audits")
     assert brief(rows, "done") == {
         "a": (4, 4, 0, 0, 0, 0, "delivered"), "b": (5, 5, 0, 0, 0, 0, "delivered"),
         "c": (3, 3, 0, 0, 0, 0, "delivered"), "d": (6, 6, 0, 0, 0, 0, "delivered"),
@@ -103,7 +103,7 @@ def test_a_case_to_check_by_hand(spark, archive, tmp_path):
     log.write_bytes((tmp_path / "more" / "orders-1" / log.name).read_bytes())
     again = audit(archive, tmp_path / "audits", groups=("done",), max_age_ms=0)
     assert again.exit_code == 0 and again.bytes_read > 0  # age 0: it is the newest record
-    assert brief(table_of(tmp_path / "audits"), "done")["e"] == (0, 1, 1, 1, 1, 0, "undelivered")
+    assert brief(read_table(tmp_path / "audits"), "done")["e"] == (0, 1, 1, 1, 1, 0, "undelivered")
     (before,) = again.details["trend"]
     assert [(row["group"], row["undelivered"]) for row in before["groups"]] == [("done", 0)]
     assert "Trend" in again.to_text()
@@ -128,16 +128,18 @@ def test_a_generation_and_offsets_in_a_generation(spark, tmp_path):
         report = audit(lab.archive, audits, source=source)
         assert report.exit_code == 0, report.to_text()
         assert r"'evil\n\x1b'" in report.to_text()
-        rows = [row for row in table_of(audits) if row["source"] == report.sources[0] and row["group"] == "g"]
+        rows = [row for row in read_table(audits) if row["source"] == report.sources[0] and row["group"] == "g"]
         ends.append({row["key"]: (row["last_offset"], row["verdict"]) for row in rows})
     assert ends[0] == {b"a": (6, "undelivered"), b"b": (4, "undelivered"), b"c": (3, "delivered"),
                        b"d": (5, "undelivered")}  # fmt: skip
     assert ends[1] == ends[0]
-    versions = {row["source"]: row["versions"] for row in table_of(audits) if (row["group"], row["key"]) == ("g", b"a")}
+    versions = {
+        row["source"]: row["versions"] for row in read_table(audits) if (row["group"], row["key"]) == ("g", b"a")
+    }
     assert sorted(versions.values()) == [2, 3]
 
 
-def test_what_a_damaged_coordinator_hides_is_unknown(spark, archive, tmp_path):
+def test_groups_of_a_damaged_coordinator_are_unknown(spark, archive, tmp_path):
     audits = tmp_path / "audits"
     hidden = next(name for name in "ghijk" if partition_for(name, 2) == 0)
     other = next(name for name in "ghijk" if partition_for(name, 2) == 1)
@@ -147,7 +149,7 @@ def test_what_a_damaged_coordinator_hides_is_unknown(spark, archive, tmp_path):
     edit(log, log.stat().st_size - 3, b"\xff\xff")
     report = audit(archive, audits)
     assert report.exit_code == 3 and [problem.kind for problem in report.problems] == ["crc"]
-    rows = table_of(audits)
+    rows = read_table(audits)
     assert {row["verdict"] for row in rows if row["group"] == hidden} == {"unknown"}
     assert {row["verdict"] for row in rows if row["group"] == other} == {"delivered", "undelivered"}
     gone = next(f"new{i}" for i in range(9) if partition_for(f"new{i}", 2) == 0)
@@ -164,7 +166,7 @@ def test_a_key_whose_last_update_may_lie_in_damage_is_not_called_delivered(spark
     edit(log, log.stat().st_size - 3, b"\xff\xff")
     report = audit(archive, tmp_path / "audits")
     assert report.exit_code == 3
-    rows = table_of(tmp_path / "audits")
+    rows = read_table(tmp_path / "audits")
     verdicts = {(row["group"], row["key"]): row["verdict"] for row in rows if row["partition"] == 0}
     assert verdicts == {
         ("g", b"a"): "unknown", ("g", b"b"): "unknown", ("g", b"c"): "unknown",
@@ -193,7 +195,7 @@ def test_offsets_that_are_elsewhere_older_or_missing(spark, archive, tmp_path):
     ]
 
 
-def test_what_is_left_out_of_positions_is_named():
+def test_skipped_groups_and_topics_are_named():
     """A share group's topic whose name no record says, and a group that reads nothing of what is audited."""
     commits = (
         OffsetCommit("s", None, "id", 0, 5, record_offset=1),
@@ -206,7 +208,7 @@ def test_what_is_left_out_of_positions_is_named():
     positions = committed_positions(found, ("g", "h", "s"), {"orders": 2}, {("orders", 0): 9})
     assert positions.notes == [
         "group 'g' has committed no offset of a topic that is audited",
-        "group 's': nothing says the names of the topics id: left out",
+        "group 's': no record has the names of the topics id; their offsets are skipped",
         "group 's' has committed no offset of a topic that is audited",
     ]
     rows = [(one.group, unit, one.start, one.known) for unit, of in positions.by_unit.items() for one in of]
@@ -240,7 +242,7 @@ def test_deliveries_of_a_table(spark, archive, tmp_path, kind):
         write_deltalake(str(path), table)
     report = audit(archive, tmp_path / "audits", deliveries=str(path), **options)
     assert report.exit_code == 0, report.to_text()
-    rows = table_of(tmp_path / "audits")
+    rows = read_table(tmp_path / "audits")
     found = {row["last_offset"]: (row["delivered_offset"], row["lag_versions"], row["verdict"]) for row in rows}
     expected = {4: (2, 1, "undelivered"), 5: (5, 0, "delivered"), 3: (None, 1, "undelivered"),
                 6: (None, 1, "undelivered"), 0: (None, 1, "undelivered")}  # fmt: skip

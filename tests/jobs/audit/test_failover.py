@@ -71,7 +71,7 @@ def test_each_way_and_what_is_lost(spark, tmp_path):
     assert found["none-0"] == (None, "identity", 0)
     assert found["holes-0"] == (3, "identity", 0)
     assert found["damaged-0"][0] == 0  # the content of its first batch is unknown
-    assert "unread-0" not in found  # what the group committed of it cannot be read
+    assert "unread-0" not in found  # its committed offset cannot be read
     assert any("committed last of unread-0 cannot be read" in str(problem) for problem in report.problems)
     lost = {(row["topic"], row["offset"]): row["key"] for row in report.details["lost"]}
     assert {offset: key for (topic, offset), key in lost.items() if topic == "holes"} == {3: "c", 4: "(none)", 6: "d"}

@@ -1,4 +1,4 @@
-"""Offsets to go on at for drawn logs: as the slow twin finds them."""
+"""Offsets to continue at for drawn logs: as the slow twin finds them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from lastkey.jobs.audit.go_on import KnownLogs, decide
 from lastkey.udfs.audit.failover import FailoverQuestion
 from lastkey.udfs.audit.runs import load, ranges
-from tests.builders.mirrored import draw, sides_of
+from tests.builders.mirrored import draw, write_sides
 from tests.builders.workers import InTurn
 from tests.reference.failover import failover
 
@@ -37,10 +37,10 @@ def drawn():
 
 
 @pytest.mark.parametrize("ignore_timestamps", [False, True], ids=["exact", "ignoring timestamps"])
-def test_as_the_twin_finds_them(tmp_path, drawn, ignore_timestamps):
+def test_positions_equal_those_of_the_twin(tmp_path, drawn, ignore_timestamps):
     partitions, committed = drawn
     a, b = ([row for sides in partitions.values() for row in sides[side]] for side in (0, 1))
-    sides = sides_of(tmp_path, a, b)
+    sides = write_sides(tmp_path, a, b)
     offsets = tuple(committed.get(unit, -1) for unit in sides.units)
     question = FailoverQuestion("s", "g", offsets, ignore_timestamps, 9, "states")
     parts = [question.answer(load(sides, bounds, question.columns)) for bounds in ranges(4, 1)]

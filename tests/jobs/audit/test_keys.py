@@ -23,7 +23,7 @@ from tests.builders.damage import flip
 from tests.builders.errors import raises_kind
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.steps import at_step, interrupt
-from tests.reference.audit import keys_of, visible_records
+from tests.reference.audit import key_rows, visible_records
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -34,7 +34,7 @@ def audit(archive: Path, audits: Path, **given: Any) -> AuditReport:
     return run(AuditKeysOptions(str(archive), audits=str(audits), **given), Silent())
 
 
-def table_of(audits: Path, name: str = "audit_keys") -> list[dict[str, Any]]:
+def read_table(audits: Path, name: str = "audit_keys") -> list[dict[str, Any]]:
     """Return the rows of a table, by the data files that delta-rs names, without sizes and source."""
     version = open_state(str(audits)).head(name)
     rows = [row for path in version.files() for row in pq.read_table(audits / "state" / name / path).to_pylist()]
@@ -46,7 +46,7 @@ def table_of(audits: Path, name: str = "audit_keys") -> list[dict[str, Any]]:
 def expected(archive: Path) -> list[dict[str, Any]]:
     folders = sorted(folder for folder in archive.iterdir() if folder.is_dir())
     places = {(f.name.rpartition("-")[0], int(f.name.rpartition("-")[2])): visible_records(f) for f in folders}
-    return keys_of(places)
+    return key_rows(places)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_logs_of_real_brokers(spark, archive, tmp_path):
     report = audit(archive, tmp_path / "audits")
     assert report.exit_code == 0, report.to_text()
     rows = expected(archive)
-    assert table_of(tmp_path / "audits") == rows and len(rows) > 3000
+    assert read_table(tmp_path / "audits") == rows and len(rows) > 3000
     assert report.summary["keys"] == len(rows) and report.summary["versions"] == sum(r["versions"] for r in rows)
     assert report.summary["misplaced"] == sum(r["misplaced"] for r in rows) > 0
     assert json.loads(json.dumps(report.to_json()))["findings"] == 0
@@ -76,11 +76,11 @@ def test_later_audits_read_what_is_new(spark, tmp_path, cases):
         put(source, archive / "txn-zstd-0", segments=segments, batches=batches)
         report = audit(archive, audits)
         assert report.exit_code == 0, report.to_text()
-        assert table_of(audits) == expected(archive), (segments, batches)
+        assert read_table(audits) == expected(archive), (segments, batches)
         assert report.bytes_read > 0
         read += report.bytes_read
     size = sum(log.stat().st_size for log in archive.rglob("*.log"))
-    assert read - size < 3 * 16384  # where reading ended in an open transaction, it continues behind the last data
+    assert read - size < 3 * 16384  # after an open transaction, reading continues behind the last data
     again = audit(archive, audits)
     assert (again.bytes_read, again.stretches_read, again.exit_code) == (0, 0, 0)
 
@@ -91,7 +91,7 @@ def test_later_audits_read_what_is_new(spark, tmp_path, cases):
         f"0\n1\ntxn-zstd 0 {int(sorted((archive / 'txn-zstd-0').glob('*.log'))[0].stem)}\n"
     )
     assert audit(archive, audits).exit_code == 0
-    assert table_of(audits) == expected(archive)
+    assert read_table(audits) == expected(archive)
 
 
 def test_a_log_that_only_looks_grown_is_read_whole(spark, tmp_path):
@@ -101,12 +101,12 @@ def test_a_log_that_only_looks_grown_is_read_whole(spark, tmp_path):
     shutil.rmtree(archive / "t-0")  # the topic was recreated
     write_partition(archive / "t-0", "x=1 y=1 | z=1 | w=1 | v=2")
     assert audit(archive, audits).exit_code == 0
-    assert table_of(audits) == expected(archive)
-    assert {row["key"] for row in table_of(audits)} == {b"x", b"y", b"z", b"w", b"v"}
+    assert read_table(audits) == expected(archive)
+    assert {row["key"] for row in read_table(audits)} == {b"x", b"y", b"z", b"w", b"v"}
     assert len(audit_reads(open_state(str(audits)))) == 1
 
 
-def test_what_cannot_be_read_is_named_every_time(spark, tmp_path):
+def test_unreadable_files_are_named_by_every_audit(spark, tmp_path):
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     log = write_partition(archive / "t-0", "a=1 b=1 | c=1 | d=1 || e=1").logs[0]
     data = bytearray(log.read_bytes())
@@ -118,10 +118,10 @@ def test_what_cannot_be_read_is_named_every_time(spark, tmp_path):
         assert report.exit_code == 3 and (report.bytes_read > 0) == read
         (problem,) = report.problems
         assert problem.path.endswith(log.name) and problem.position == borders(whole)[0]
-        assert [row["key"] for row in table_of(audits)] == [b"a", b"b", b"d", b"e"]
+        assert [row["key"] for row in read_table(audits)] == [b"a", b"b", b"d", b"e"]
     log.write_bytes(whole)  # from a backup: of the same size, with another time
     report = audit(archive, audits)
-    assert report.exit_code == 0 and len(table_of(audits)) == 5
+    assert report.exit_code == 0 and len(read_table(audits)) == 5
 
 
 def test_a_missing_segment_is_a_problem(spark, tmp_path):
@@ -139,19 +139,19 @@ def test_hidden_keys_are_in_no_file(spark, tmp_path):
     write_partition(archive / "t-1", "secret-key-1=3")
     report = audit(archive, audits, hide_keys=True)
     assert report.exit_code == 0 and report.summary["versions"] == 4
-    hidden = table_of(audits)
+    hidden = read_table(audits)
     files = [path for path in audits.rglob("*") if path.is_file()]
     assert not any(b"secret-key" in path.read_bytes() for path in files)
     assert "secret-key" not in report.to_text() + json.dumps(report.to_json())
     assert audit(archive, audits).exit_code == 0
-    shown = table_of(audits)
+    shown = read_table(audits)
     assert sorted(row["versions"] for row in hidden) == sorted(row["versions"] for row in shown) == [1, 1, 2]
     names = ("partition", "last_offset", "misplaced", "partitions")
     figures = [{tuple(row[name] for name in names) for row in rows} for rows in (hidden, shown)]
     assert figures[0] == figures[1]
     assert audits.joinpath("state", "audit.key").stat().st_mode & 0o777 == 0o600
     audits.joinpath("state", "audit.key").unlink()
-    assert audit(archive, audits).bytes_read > 0  # what another secret hashed is of no use
+    assert audit(archive, audits).bytes_read > 0  # hashes of another secret are of no use
 
 
 def test_hidden_keys_lie_where_the_same_keys_lie_when_shown(spark, tmp_path):

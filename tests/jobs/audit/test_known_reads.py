@@ -17,7 +17,7 @@ from lastkey.jobs.store.audits import audit_reads
 from lastkey.jobs.store.table import Change, in_files
 from lastkey.jobs.store.tables import open_state
 from lastkey.udfs.audit.entries import Cuts
-from tests.builders.audits import audit, entries_of, seen
+from tests.builders.audits import audit, read_entries, seen
 from tests.builders.damage import flip
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.logs import write_partition
@@ -31,7 +31,7 @@ def check_sums(root: Path, cuts: Cuts) -> Gathered:
     """Audit again with versions added up between cuts, and compare with plain code."""
     found = audit(root / "archive", root / "sums", cuts=cuts)
     counts, lasts = Counter[bytes](), dict[bytes, int]()
-    for row in entries_of(root / "sums", found):
+    for row in read_entries(root / "sums", found):
         assert not [cut for cut in cuts or () if (row["first_offset"] or row["offset"]) < cut <= row["offset"]]
         if row["key"] is not None:
             counts[row["key"]] += row["versions"] or 1
@@ -44,10 +44,10 @@ def check_sums(root: Path, cuts: Cuts) -> Gathered:
 
 def check_night(root: Path, *, whole: bool = True) -> Gathered:
     """Audit again, and compare with an audit that has read nothing before. whole: also with plain code."""
-    archive, audits, anew = (root / name for name in ("archive", "audits", "anew"))
-    shutil.rmtree(anew, ignore_errors=True)
-    found, first = audit(archive, audits), audit(archive, anew)
-    assert seen(audits, found) == seen(anew, first)
+    archive, audits, fresh = (root / name for name in ("archive", "audits", "fresh"))
+    shutil.rmtree(fresh, ignore_errors=True)
+    found, first = audit(archive, audits), audit(archive, fresh)
+    assert seen(audits, found) == seen(fresh, first)
     assert {(p.kind, p.path) for p in found.all_problems} == {(p.kind, p.path) for p in first.all_problems}
     if whole:
         assert not found.all_problems
@@ -106,7 +106,7 @@ def test_stretches_of_files_that_are_gone_leave_the_tables(tmp_path):
     assert set(state.head("audit_entries").files()) == {read.file for read in reads}
 
 
-def test_what_two_audits_at_once_have_read_counts_once_and_is_kept_once(tmp_path):
+def test_reads_of_two_concurrent_audits_count_once(tmp_path):
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     write_partition(archive / "t-0", "a=1 || b=1 | {pid=7 txn} c=1 | {pid=7 abort}")
     with at_step("rows written", lambda: audit(archive, audits)):
@@ -143,7 +143,7 @@ def test_drawn_nights(tmp_path, seed):
         segments = [batches for batches in segments if batches]
         shutil.rmtree(folder, ignore_errors=True)
         logs = write_partition(folder, " || ".join(" | ".join(batches) for batches in segments)).logs
-        for log in logs:  # what has the same bytes has the same time
+        for log in logs:  # files with equal bytes have equal times
             os.utime(log, (zlib.crc32(log.read_bytes()),) * 2)
         is_missing = len(logs) > 2 and draw.random() < 0.3
         if is_missing:

@@ -67,7 +67,7 @@ NIGHTS: tuple[tuple[dict[str, str], set[str]], ...] = (
 )
 
 
-def rows_of(audits: Path, table: str) -> list[str]:
+def table_rows(audits: Path, table: str) -> list[str]:
     files = open_state(str(audits)).head(table).files()
     rows = pa.concat_tables([pq.read_table(audits / "state" / table / path) for path in files]).to_pylist()
     lawful = {"a_versions", "b_versions", "missing_versions", "extra_versions", "keys"}
@@ -95,11 +95,11 @@ def test_nights(spark: Any, tmp_path: Path, kind: str) -> None:
             shutil.rmtree(tmp_path / name, ignore_errors=True)
             write_partition(tmp_path / name, text)
         texts |= changes
-        later, anew = run(tmp_path, audits), run(tmp_path, tmp_path / f"anew{number}")
+        later, fresh = run(tmp_path, audits), run(tmp_path, tmp_path / f"fresh{number}")
         names = ("summary", "details", "findings", "problems", "exit_code", "notes")
         for name in names:
-            assert without_trend(getattr(later, name)) == without_trend(getattr(anew, name)), (number, name)
-        assert rows_of(audits, table) == rows_of(tmp_path / f"anew{number}", table)
+            assert without_trend(getattr(later, name)) == without_trend(getattr(fresh, name)), (number, name)
+        assert table_rows(audits, table) == table_rows(tmp_path / f"fresh{number}", table)
         answered = len(changed)
         if kind == "keys":
             topics = {name[0] for name in changed}
@@ -107,7 +107,7 @@ def test_nights(spark: Any, tmp_path: Path, kind: str) -> None:
         if kind == "failover":
             answered = sum(name[0] == "t" for name in changed)
         assert later.partitions_answered == answered, number
-        assert later.partitions_kept == anew.partitions_answered - answered
+        assert later.partitions_kept == fresh.partitions_answered - answered
         assert (later.bytes_read == 0) == (not changes)
 
 

@@ -33,7 +33,7 @@ def kinds(report: AuditReport) -> dict[str, str]:
     return {row["key"]: row["kind"] for row in report.details["first"]}
 
 
-def test_what_could_not_be_read_is_unknown(spark, tmp_path):
+def test_unreadable_records_are_unknown(spark, tmp_path):
     """A copy with a damaged batch, and a whole one; then the damaged one as the original."""
     for name in ("whole", "damaged"):
         write_partition(tmp_path / name / "t-0", LOG)

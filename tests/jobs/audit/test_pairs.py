@@ -81,7 +81,7 @@ def test_problems_are_those_of_their_side():
     assert unread(pair(), found) == ({("orders", 1)}, {("orders", 0)})
 
 
-def test_where_a_folder_could_not_be_listed_what_one_side_lacks_may_be_there():
+def test_unlisted_folder_makes_missing_partitions_unknown():
     assert unread(pair(), Gathered(unlisted=[PROBLEM])) == (
         {("orders", 2)},
         {("orders", 1), ("users", 0)},

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # a server of its own
 AUDITS = f"{BUCKET}/audits"
 
 
-def test_only_what_is_new_or_lost_is_read_again(tmp_path: Path) -> None:
+def test_only_new_or_lost_segments_are_read_again(tmp_path: Path) -> None:
     archive, here = tmp_path / "archive", tmp_path / "audits"
     write_partition(archive / "t-0", "a=1 b=1 || {pid=7 txn} c=1 | {pid=7 abort} || d=1")
     write_partition(archive / "u-0", "=1 e=1")

@@ -17,7 +17,7 @@ SEEDS = range(10_000, 13_000)
 
 
 @pytest.mark.slow
-def test_what_mirrors_and_cleaners_do_is_no_finding():
+def test_changes_by_mirrors_and_cleaners_are_no_finding():
     for seed in SEEDS:
         log = draw(seed, changes=False, behind=False, repeats=False)
         kinds = judge(log.a, log.b)
@@ -37,7 +37,7 @@ def test_a_mirror_that_is_behind_has_no_other_findings():
 
 
 @pytest.mark.parametrize("changes", [False, True], ids=["faithful", "changed"])
-def test_nothing_is_lost_by_going_on(changes):
+def test_continuing_group_loses_no_record(changes):
     seen = Counter()
     for seed in SEEDS:
         log = draw(seed, 1, changes=changes)

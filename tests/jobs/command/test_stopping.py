@@ -112,7 +112,7 @@ def test_a_signal_that_another_thread_got_is_heard():
     def work():
         asleep = 0
         started.wait(PATIENCE)
-        while asleep < 100:  # each look lets the main thread go on, so that it waits for nothing but the future
+        while asleep < 100:  # each look lets the main thread continue, so that it waits for nothing but the future
             asleep = asleep + 1 if stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "S" else 0
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         if not heard.wait(PATIENCE):

@@ -281,7 +281,7 @@ def test_a_jvm_that_is_killed_after_the_last_task_costs_nothing(begun, now_ms, t
 
 @pytest.mark.parametrize(("who", "step"), [("JVM", "log written"), ("driver", "generation written")])
 def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_path, who, step):
-    """Of the JVM, as the kernel does for want of memory: an environment that failed. Of the driver: no report."""
+    """A killed JVM, as by the kernel for want of memory, is a failed environment; a killed driver leaves no report."""
     lab, _, _ = begun
     mine = _copy(lab, tmp_path.name)
     run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms), step)

@@ -23,7 +23,7 @@ def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Place:
     ("options", "answer"),
     [
         (("--sealed",), "the archive is no longer needed"),
-        ((), "the archive is still needed: it is the last segment of a log that may go on: t-0"),
+        ((), "the archive is still needed: it is the last segment of a log that may continue: t-0"),
     ],
     ids=["sealed", "active"],
 )

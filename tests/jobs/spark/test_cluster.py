@@ -438,7 +438,7 @@ def test_a_stopped_executor_that_continues_after_its_twin_disturbs_nothing(place
         os.kill(worker, signal.SIGCONT)
         holds.wait("partition done", worker)
         after = read_tree(store)
-        assert len(after) > len(before)  # it went on
+        assert len(after) > len(before)  # it continued
         assert {name: after[name] for name in before} == before
         assert all(store / name in late.iterdir() for name in after.keys() - before.keys())
         assert _generations(store) == _generations(local)

@@ -57,7 +57,7 @@ def generations(store: Path) -> dict[str, bytes]:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_notebooks_session_of_spark_connect_is_used_as_it_is(server, tmp_path):
-    """Compact, verify and reindex run as tasks of the server; its other jobs go on when ours are interrupted."""
+    """Compact, verify and reindex run as tasks of the server; its other jobs continue when ours are interrupted."""
     done = run("tests.jobs.spark.notebook", server, "examples/archive", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

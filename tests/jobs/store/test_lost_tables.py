@@ -239,7 +239,7 @@ def test_a_run_that_a_rollback_overtook_is_not_brought_back(begun, cleaned):
 
 
 def test_deletions_during_a_rebuild_are_a_conflict(begun):
-    """A vacuum may go on that began while the tables were there. One waits for the other where there is a lock."""
+    """A vacuum may continue that began while the tables were there. One waits for the other where there is a lock."""
     store = begun / "store"
     (store / "state").mkdir()
 

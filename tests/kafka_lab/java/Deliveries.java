@@ -28,7 +28,7 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
 import org.apache.kafka.coordinator.share.PersisterStateBatchCombiner;
 import org.apache.kafka.server.share.persister.PersisterStateBatch;
 
-/** Groups that commit, lag, rebalance, go on and are deleted; and the broker's own word on what each has committed. */
+/** Groups that commit, lag, rebalance, continue and are deleted, with the offsets that the broker reports for each. */
 final class Deliveries {
     /** args: {bootstrap, topic}, of three partitions with some hundred records each */
     static JsonNode deliver(JsonNode args) throws Exception {

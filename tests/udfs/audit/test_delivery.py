@@ -23,7 +23,7 @@ from lastkey.udfs.audit.delivery import (
 from lastkey.udfs.audit.runs import Shown, Sides, load, ranges
 from tests.builders.logs import START_MS
 from tests.builders.mirrored import added_up, write_rows
-from tests.reference.delivery import Version, lag_of, rank
+from tests.reference.delivery import Version, key_lag, rank
 
 SECRET = (1, 2)
 _TOPICS = 60
@@ -142,7 +142,7 @@ def expected_rows(
             for key in {r["key"] for r in rows} - {None}:
                 versions = [Version(r["offset"], r["timestamp_ms"], r["tombstone"]) for r in rows if r["key"] == key]
                 at = offsets.get((unit[0], key))
-                row = lag_of(versions, delivered_by(position, at), newest)
+                row = key_lag(versions, delivered_by(position, at), newest)
                 if position.group == "table":
                     row["delivered_offset"] = at if at is not None and at >= 0 else None
                     row["lag_offsets"] = lag_by_table(row, versions)

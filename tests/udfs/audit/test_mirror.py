@@ -10,7 +10,7 @@ import pytest
 
 from lastkey.udfs.audit.mirror import LAWFUL, MirrorQuestion
 from lastkey.udfs.audit.runs import load, ranges
-from tests.builders.mirrored import draw, sides_of
+from tests.builders.mirrored import draw, write_sides
 from tests.reference.mirror import judge, without_key
 from tests.reference.sides import Seen
 
@@ -51,7 +51,7 @@ def found(table: pa.Table) -> tuple[dict[tuple[str, int, bytes], str], Counter, 
 
 def answer(root: Path, a: list[Seen], b: list[Seen], options: Options, n_ranges: int = 4) -> pa.Table:
     given = dict(options)
-    sides = sides_of(root, a, b, given.pop("spread", ()))
+    sides = write_sides(root, a, b, given.pop("spread", ()))
     unread = tuple((unit in given.get("unread_a", ()), unit in given.get("unread_b", ())) for unit in sides.units)
     flags = bool(given.get("ignore_timestamps")), bool(given.get("every_version"))
     question = MirrorQuestion("s", unread, *flags, 20)

@@ -13,7 +13,7 @@ batch before it, and no cleaner was there, its offset is damaged or a batch is l
 offset.
 
 `gaps = "accept"` turns a gap into a note. The generation remembers the offsets that it passed over:
-`jobs.compact.plan_inputs` refuses to go on if they come back, and the report still says that the archive is needed.
+`jobs.compact.plan_inputs` refuses to continue if they come back, and the report still says that the archive is needed.
 """
 
 from __future__ import annotations

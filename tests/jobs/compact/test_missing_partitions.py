@@ -1,4 +1,4 @@
-"""A partition of the store that the archive has no more, as where a disk is not mounted, or has elsewhere."""
+"""Partitions of the store that the archive lacks, for example on an unmounted disk, or has in another folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports say every reason and problem, the worst first, and of many partitions those that have something to say."""
+"""Reports name every reason and problem, the worst first. Of many partitions they list those that need attention."""
 
 from __future__ import annotations
 
