@@ -164,7 +164,7 @@ def test_a_generation_without_a_manifest_is_listed(lab: Lab) -> None:
         _rebuild(lab)
     (lab.generation_folder(1) / "committed").unlink()
     report = _rebuild(lab, "t-0=none")
-    assert report.left_out == ["t-0"]
+    assert report.skipped == ["t-0"]
     assert [note.partition(":")[0] for note in report.notes] == [f"segments/t-0/{lab.generation_folder(1).name}"]
 
 
