@@ -39,9 +39,7 @@ def open_table(root: Root, name: str, version: int | None = None) -> DeltaTable:
     try:
         return DeltaTable(table_uri(root, name), version, storage_options=storage_options(root))
     except BaseException as error:
-        if (
-            type(error).__name__ != "PanicException"
-        ):  # Rust panics at a damaged checkpoint; its class cannot be imported
+        if type(error).__name__ != "PanicException":  # raised at a damaged checkpoint; cannot be imported
             raise
         found = in_one_line(str(error))
         raise DAMAGED_TABLE(path=f"{root.uri}/state/{name}/_delta_log", expected=READABLE, found=found) from error

@@ -39,10 +39,10 @@ _REQUIRED = (
     "max_timestamp_ms", "mtime_ms", "codecs", "checksum", "source_bytes", "source_records", *_DEAD, "cleaned",
     "txn_index_bytes", "offset_index_bytes", "time_index_bytes",
 )  # fmt: skip
-# The facts of a written segment that its row holds: name -> type
-_FIELDS = {"applied_to": "deduplicated_through", "anew": "reset"}  # column -> field, if their names differ
+_FIELDS = {"applied_to": "deduplicated_through", "anew": "reset"}  # column -> field with another name
 _COLUMNS = {field: column for column, field in _FIELDS.items()}
 _TYPES = get_type_hints(Segment) | dict.fromkeys(_DEAD, int)
+# The facts of a written segment that its row holds: name -> type
 SEGMENT_COLUMNS: dict[str, Any] = {
     name: _TYPES[_FIELDS.get(name, name)]
     for name in (

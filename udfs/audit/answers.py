@@ -10,7 +10,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,19 +20,6 @@ from lastkey.udfs.audit.runs import Sides, Unit, VersionRows, load
 from lastkey.udfs.storage import file_size, flush, make_folder, native_output, open_file, open_root
 
 _UNITS = b"lastkey.units"
-# Columns of results whose values nearly all differ: a dictionary of them only takes time
-_DISTINCT: Final = frozenset(
-    {
-        "key",
-        "offset",
-        "timestamp_ms",
-        *(
-            f"{which}_{name}"
-            for which in ("last", "delivered", "oldest_undelivered", "a", "b")
-            for name in ("offset", "timestamp_ms")
-        ),
-    }
-)
 Fingerprints = Mapping[Unit, str]
 
 
@@ -86,10 +73,15 @@ def write_rows(root_uri: str, folder: str, table: pa.Table, fingerprints: Finger
     with native_output(root, path) as stream:
         pq.write_table(
             table.replace_schema_metadata(metadata), stream, compression="zstd", compression_level=1,
-            write_page_checksum=True, use_dictionary=[name for name in table.column_names if name not in _DISTINCT],
+            write_page_checksum=True, use_dictionary=[name for name in table.column_names if not _is_distinct(name)],
         )  # fmt: skip
     flush(root, path)
     return AnswerFile(path, file_size(root, path) or 0, len(table), summary)
+
+
+def _is_distinct(column: str) -> bool:
+    """Return whether nearly all values of a result's column differ: a dictionary of them only takes time."""
+    return column == "key" or column.endswith(("offset", "timestamp_ms"))
 
 
 def fingerprints_in(root_uri: str, path: str) -> Fingerprints | None:

@@ -255,17 +255,13 @@ class _Collector:
     def _table(self, part: NDArray[np.int64], groups: Sequence[Group], of: NDArray[np.int64]) -> pa.Table:
         """Return some rows as those of ENTRIES. of: int64[n], the group of each."""
         n = len(part)
-        words, counts, flags = np.empty((9, n), np.int64), np.empty((2, n), np.int32), np.empty((2, n), np.bool_)
-        ends = np.empty(n + 1, np.int32)
+        words, ends = np.empty((len(kernels.WORDS), n), np.int64), np.empty(n + 1, np.int32)
+        counts, flags = np.empty((len(kernels.COUNTS), n), np.int32), np.empty((len(kernels.FLAGS), n), np.bool_)
         kernels.take_entries(self._rows, part, words, counts, flags, ends)
-        data = np.empty(int(ends[-1]), np.uint8)
-        kernels.copy_keys(self._keys, words[kernels.WORDS.index("key_at")], ends, data)
-        columns: dict[str, Any] = {
-            **dict(zip(kernels.WORDS, words, strict=True)),
-            **dict(zip(kernels.COUNTS, counts, strict=True)),
-            **dict(zip(kernels.FLAGS, flags, strict=True)),
-        }
-        keyless = columns["keyless"]
+        names = (*kernels.WORDS, *kernels.COUNTS, *kernels.FLAGS)
+        columns: dict[str, Any] = dict(zip(names, (*words, *counts, *flags), strict=True))
+        data, keyless = np.empty(int(ends[-1]), np.uint8), columns["keyless"]
+        kernels.copy_keys(self._keys, columns["key_at"], ends, data)
         known = pa.py_buffer(np.packbits(~keyless, bitorder="little")) if keyless.any() else None
         keys = pa.Array.from_buffers(pa.binary(), n, [known, pa.py_buffer(ends), pa.py_buffer(data)])
         apart = groups[0].cuts is None
@@ -299,10 +295,10 @@ def bins(high: NDArray[np.int64]) -> NDArray[np.int16]:
 
 def sort_run(high: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
     """Return the order of entries in a run, and the bounds of its row groups there. high: of their hashes."""
-    order, begins = np.empty(len(high), np.int64), np.zeros(BINS + 1, np.int64)
-    kernels.order_by_bin(high, _BIN_SHIFT, begins, order)
+    order, ends = np.empty(len(high), np.int64), np.zeros(BINS, np.int64)
+    kernels.order_by_bin(high, _BIN_SHIFT, ends, order)
     edges, first = [], 0
-    for stop in begins[GROUP_BINS::GROUP_BINS].tolist():
+    for stop in ends[GROUP_BINS - 1 :: GROUP_BINS].tolist():
         if stop - first >= _GROUP_ROWS or (stop == len(high) and stop > first):
             edges.append((first, stop))
             first = stop

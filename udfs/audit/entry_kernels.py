@@ -177,22 +177,20 @@ def _key(run: Run, in_scratch: bool, span: Any) -> tuple[np.int64, np.int64]:
 
 
 @kernel
-def order_by_bin(high: np.ndarray, shift: int, starts: np.ndarray, order: np.ndarray) -> None:
-    """Order hashes, int64[n], by their bits above `shift`; equal ones stay in order. starts: int64[bins + 1], all 0;
-    gets the place in `order`, int64[n], where each bin begins.
+def order_by_bin(high: np.ndarray, shift: int, ends: np.ndarray, order: np.ndarray) -> None:
+    """Order hashes, int64[n], by their bits above `shift`; equal ones stay in order. ends: int64[bins], all 0; gets the
+    place in `order`, int64[n], where each bin ends.
     """
-    middle = (starts.shape[0] - 1) // 2
+    middle = ends.shape[0] // 2
     for i in range(high.shape[0]):
-        starts[(high[i] >> shift) + middle + 1] += 1
-    for bin_ in range(1, starts.shape[0]):
-        starts[bin_] += starts[bin_ - 1]
+        ends[(high[i] >> shift) + middle] += 1
+    begin = np.int64(0)
+    for bin_ in range(ends.shape[0]):
+        begin, ends[bin_] = begin + ends[bin_], begin
     for i in range(high.shape[0]):
         bin_ = (high[i] >> shift) + middle
-        order[starts[bin_]] = i
-        starts[bin_] += 1
-    for bin_ in range(starts.shape[0] - 1, 0, -1):
-        starts[bin_] = starts[bin_ - 1]
-    starts[0] = 0
+        order[ends[bin_]] = i
+        ends[bin_] += 1
 
 
 @kernel

@@ -177,9 +177,8 @@ def _no_figures(n_units: int) -> Figures:
 def add_figures(all_: Sequence[Figures]) -> Figures:
     """Return the figures of all ranges together."""
     ways = [np.add] * len(COUNTED) + [np.minimum] * len(LEAST) + [np.maximum] * len(MOST)
-    return np.column_stack(
-        [way.reduce(column) for way, column in zip(ways, np.moveaxis(np.stack(all_), 2, 0), strict=True)]
-    )
+    stacked = np.stack(all_)
+    return np.column_stack([way.reduce(stacked[:, :, i]) for i, way in enumerate(ways)])
 
 
 def unit_figures(figures: Figures, unit: int) -> dict[str, int | None]:

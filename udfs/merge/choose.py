@@ -36,14 +36,8 @@ from lastkey.udfs.merge.lineage import Chain
 from lastkey.udfs.merge.survey import epoch_runs
 
 CANDIDATE: Final = np.dtype([("batch", BATCH), ("copy", "i4"), ("stream", "i4"), ("row", "i8"), ("epoch_fits", "?")])
-_BODY: Final = (
-    "crc",
-    "size",
-    "records_count",
-    "producer_id",
-    "base_sequence",
-    "max_timestamp",
-)  # equal in the same batch
+# Fields that equal batches share, whatever their offsets
+_BODY: Final = ("crc", "size", "records_count", "producer_id", "base_sequence", "max_timestamp")
 _EQUAL: Final = ("base_offset", "last_offset", "crc", "size", "records_count", "partition_leader_epoch")
 _SAME: Final = ("producer_id", "producer_epoch", "base_sequence")  # a cleaner changes none of these
 _KEPT_BITS: Final = 0xFF & ~(CODEC_MASK | DELETE_HORIZON_MASK)
