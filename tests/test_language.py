@@ -48,7 +48,7 @@ OTHERS = [
 ]  # fmt: skip
 # Words that have a term, or a noun that names the thing: "again", "no process", "a user who", "reported", "continues"
 WORDS = re.compile(r"\b(anew|nobody|whoever|told|(?:go|goes|went|going) on|stands)\b", re.IGNORECASE)
-NAMES = re.compile(r"`[^`]*`|\w+://\S+")  # names of things, such as the user `nobody`
+NAMES = re.compile(r"`[^`]*`|\w+://\S+")  # identifiers in backticks, and URIs: no prose
 CLAUSES = ("What", "Whether", "Where", "That", "Of", "How", "Who", "Which", "Those")
 LONGEST = 120
 

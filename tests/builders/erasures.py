@@ -87,8 +87,8 @@ class Erasures:
 
     def bound(self, keys: Iterable[bytes]) -> None:
         """Note that all records of these keys are gone from the log that the archive holds."""
-        if removed := dict.fromkeys(keys, self.end()):
-            self.bounds.setdefault(format_uuid(self.topic_id), {}).update(removed)
+        if erased := dict.fromkeys(keys, self.end()):
+            self.bounds.setdefault(format_uuid(self.topic_id), {}).update(erased)
 
     def options(self, *keys: str, **options: Any) -> EraseOptions:
         given = {"store": str(self.lab.store), "hmac_key": self.hmac_key, "config": self.config}

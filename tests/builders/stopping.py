@@ -115,10 +115,10 @@ def wait_until_gone(pid: int) -> None:
     with suppress(ProcessLookupError):
         process = os.pidfd_open(pid)
         try:
-            removed, _, _ = select.select([process], [], [], PATIENCE)
+            ended, _, _ = select.select([process], [], [], PATIENCE)
         finally:
             os.close(process)
-        assert removed, f"process {pid} does not end"
+        assert ended, f"process {pid} does not end"
 
 
 def descendants(pid: int) -> list[int]:

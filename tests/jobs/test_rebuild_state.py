@@ -177,7 +177,7 @@ def test_rebuilt_rollback_is_unchanged(lab: Lab) -> None:
     assert _at(lab)[:2] == (3, 1)
 
 
-@pytest.mark.parametrize("healed_by", ["nobody", "a run", "vacuum", "rollback"])
+@pytest.mark.parametrize("healed_by", ["nothing", "a run", "vacuum", "rollback"])
 def test_a_crash_behind_the_commit_is_undecided_until_a_user_confirms_it(lab: Lab, healed_by: str) -> None:
     second = lab.folder()
     (second / COMMITTED).unlink()
@@ -188,10 +188,10 @@ def test_a_crash_behind_the_commit_is_undecided_until_a_user_confirms_it(lab: La
     elif healed_by == "rollback":
         rollback.run(RollbackOptions(str(lab.store), 1), Silent())
     want = lab.state().checkpoints()[KEY].generation
-    assert (second / COMMITTED).exists() == (healed_by != "nobody")
+    assert (second / COMMITTED).exists() == (healed_by != "nothing")
     _lose(lab)
-    assert _decided(lab) == (None if healed_by == "nobody" else want)
-    if healed_by == "nobody":
+    assert _decided(lab) == (None if healed_by == "nothing" else want)
+    if healed_by == "nothing":
         _rebuild(lab, f"t-0={second.name.partition('-')[2]}")
         assert _at(lab) == (2, 0, None)
         assert (second / COMMITTED).exists()

@@ -352,7 +352,7 @@ def test_options_of_sparks_kafka_source_are_accepted(archive):
         "kafka.bootstrap.servers": "localhost:9092", "kafkaConsumer.pollTimeoutMs": "1", "failOnDataLoss": "false",
         "groupIdPrefix": "g", "minPartitions": "1",
     }  # fmt: skip
-    assert read("kafka_log", archive, subscribe="users,nobody", **given).num_rows == 2
+    assert read("kafka_log", archive, subscribe="users,unknown", **given).num_rows == 2
     assert read("kafka_log", archive, subscribePattern="ord.*", **given).num_rows == 12
     assert read("kafka_log", archive, assign='{"orders":[1],"users":[0]}', **given).num_rows == 5
 

@@ -1,7 +1,8 @@
 """Jobs on a standalone cluster, master and two workers, by a pack.
 
-As root, executors run as `nobody`, and the driver's checkout is in a folder that only root can enter. Otherwise all
-processes run as one user, who could read it; so the tests also check the modules and paths that executors import.
+If root runs the tests, executors run as another user, and only root can enter the folder of the driver's checkout.
+Otherwise all processes run as one user, who can read the checkout. The tests therefore also check the modules and paths
+that executors import.
 """
 
 from __future__ import annotations
