@@ -79,7 +79,6 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
         "partitions.schedule": "by yield: the older segments with their records, those that are dead by the filter, "
         "and the reason to rewrite them",
         "partitions.splits": "tasks that shared the partition",
-        "partitions.rounds": "rounds of a task whose memory did not hold all keys",
         "partitions.peak_memory_bytes": "peak memory of the process of a task; of threads, of the command",
         "partitions.seconds": "seconds by phase: `scan`, `clean`, `write`",
         "partitions.bytes": "bytes by phase: `scan`, `clean`, `write`, `read_back`",

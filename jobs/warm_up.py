@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
 from io import BytesIO, TextIOWrapper
@@ -28,7 +27,7 @@ from lastkey.logformat.cache_folder import folders, processor
 from lastkey.logformat.jit import state_of_sources
 from lastkey.logformat.layout import CODEC_NAMES
 from lastkey.logformat.writing.segment_writer import SegmentWriter
-from lastkey.udfs.compact.split_stages import LargePartition, last_of_each_key, local_survivors, rewrite_group
+from lastkey.udfs.compact.compact_partition import stages_in_turn
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
 from lastkey.udfs.storage import open_root
 
@@ -87,7 +86,7 @@ def compact_small_log(folder: str) -> None:
     for archived in list_archive(root, lambda _: True).partitions.values():
         run = run_context(config, open_root(store).uri, 0, folder="split", sealed=True)
         plan = whole_plan(run, input_from_archive(archived), config.topic_settings(archived.topic))
-        compact_large(workers, plan, PartOf(CountedBytes(Silent(), [0]), 0), _stages)
+        compact_large(workers, plan, PartOf(CountedBytes(Silent(), [0]), 0), stages_in_turn)
         time_index_rows([TimedSegment(plan.input.topic, 0, segment) for segment in plan.input.segments])  # lookup --at
 
 
@@ -115,19 +114,6 @@ def _records(writer: SegmentWriter) -> pa.RecordBatch:
     keys = pa.array(offsets - offsets % 2 * writer.base_offset).cast(pa.string()).cast(pa.binary())
     values = pa.array([b'"text"', b"\xff"] * (_RECORDS // 2))  # characters that JSON escapes, and no UTF-8
     return pa.record_batch({"key": keys, "value": values, "timestamp_ms": pa.array(offsets)})
-
-
-def _stages(of: LargePartition) -> list[Any]:
-    """Run the stages of a large partition on the rows of its splits, as Spark hands them over."""
-    survivors = _sent(batch for split in range(len(of.splits)) for batch in local_survivors(of, split))
-    offsets = _sent(last_of_each_key(of, survivors))
-    return list(rewrite_group(of, offsets))
-
-
-def _sent(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches as a process receives them, read-only: numba compiles kernels of their own for such arrays."""
-    for batch in batches:
-        yield pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,9 @@ FLOORS: dict[str, set[str]] = {
     "udfs.compact.output": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.compact.clean", "udfs.read_back"},
     "udfs.compact.split_stages": _TASK | _STEPS,
     "udfs.compact.passes": _TASK | _STEPS | {"udfs.yields"},
-    "udfs.compact.compact_partition": _TASK | _STEPS | {"udfs.yields", "udfs.compact.passes"},
+    "udfs.compact.compact_partition": _TASK
+    | _STEPS
+    | {"udfs.yields", "udfs.compact.passes", "udfs.compact.split_stages"},
     "udfs.verify": _LOGS | _TASK,  # never compact: it shares no code with what it checks
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
     "udfs.convert_log": _LOGS | _TASK | {"logformat.writing", "udfs.read_back"},

@@ -269,7 +269,8 @@ class JobSettings:
         choice(get_args(SplitBy)),
         "Spark tasks of one partition: one (none), several (always), or several if cores would be idle (auto).",
         default="auto",
-        note="If a report names rounds, always may be faster. With threads, one task cleans a partition.",
+        note="With more keys than half of task.memory.bytes holds, always may be faster. With threads, one task "
+        "cleans a partition.",
     )
     split_bytes: Whole = setting(
         _bytes(1),

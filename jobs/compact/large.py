@@ -1,7 +1,7 @@
 """Compaction of a large partition: one Spark job, whose stages exchange key hashes and offsets, and no records.
 
   scan      a task for each segment: headers and checksums -> analysis and splits, on the driver
-  rewrite   one job of three stages (`udfs.compact.split_stages`): local survivors of each split; Spark brings those
+  clean     one job of three stages (`udfs.compact.split_stages`): local survivors of each split; Spark brings those
             of a key together, and the last one of each key stays; the offsets that stay go to the tasks that write
   finish    on the driver: joins empty groups to the next one, writes the generation's other files
 All ways share every function that decides or writes, so the same input gives the same bytes; tests check that.
@@ -11,43 +11,40 @@ Executors import this module, so nothing of Delta, which they may lack.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from lastkey.jobs.command.progress import Watcher
-from lastkey.jobs.compact.one_partition import one_partition
-from lastkey.jobs.spark.attempts import is_sparks
+from lastkey.jobs.spark.attempts import folder_of_this_attempt, is_sparks
 from lastkey.jobs.spark.workers import Runner, SparkTasks
 from lastkey.logformat.storage.io_counts import count
-from lastkey.udfs.compact.clean.clean_batches import Tally
-from lastkey.udfs.compact.clean.deciders import check_versions
-from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
-from lastkey.udfs.compact.compact_partition import check_null_keys
-from lastkey.udfs.compact.output.generation import make_result, remove_attempts, remove_folder, write_generation
-from lastkey.udfs.compact.output.segment_output import join_empty_groups, written_segment
+from lastkey.udfs.compact.compact_partition import RunStages, clean_in_stages, compact_partition, finish
+from lastkey.udfs.compact.output.generation import remove_attempts, remove_folder
 from lastkey.udfs.compact.passes import Clock
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, Work, chunk_buffer
-from lastkey.udfs.compact.scan.analyse import Analysis, analyse
+from lastkey.udfs.compact.scan.analyse import analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_identity, scan_one
 from lastkey.udfs.compact.split_stages import (
     OFFSETS,
     SURVIVORS,
     LargePartition,
     RewrittenGroup,
-    buckets_for,
     last_of_each_key,
     local_survivors,
-    make_splits,
     rewrite_group,
 )
 from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.segments import SegmentScan
 
-# Runs the stages of a large partition and returns the values of the last one
-RunStages = Callable[[LargePartition], list[RewrittenGroup | Problem]]
+
+def one_partition(plan: PartitionPlan) -> PartitionResult:
+    """Compact a partition in one task: the way of every partition that is not shared by several tasks."""
+    # another try of this task has another folder; that of the one that counts is the generation's
+    folder = folder_of_this_attempt(plan.run.store_uri, plan.run.folder)
+    return compact_partition(replace(plan, run=replace(plan.run, folder=folder)))
 
 
 def compact_large(workers: Runner, plan: PartitionPlan, watcher: Watcher, run_stages: RunStages) -> PartitionResult:
@@ -109,56 +106,9 @@ def _compact(
     if analysis.affected:  # single records expire: no keys are looked up, and few segments change
         [done] = workers.run(one_partition, [plan], f"compact {plan.name}: expire")
         return done
-    tally, done_groups, n_splits = Tally(), list[RewrittenGroup](), 1
     with clock.phase("clean"):
-        if analysis.cleans:
-            large = _large(plan, analysis, workers.cores)
-            n_splits = len(large.splits)
-            done_groups = _whole(plan, run_stages(large), analysis)
-        for group in done_groups:
-            tally.counters += group.tally.counters
-            tally.recompressed_bytes += group.tally.recompressed_bytes
-        cleaned = join_empty_groups(plan, [segment for group in done_groups for segment in group.segments])
-    check_null_keys(plan, tally)
-    with clock.phase("write"):
-        generation = write_generation(plan, analysis, cleaned)
-    out = make_result(plan, analysis, generation, tally)
-    peak = max((report.peak_memory_bytes for group in done_groups for report in group.reports), default=0)
-    return replace(out, work=replace(out.work, splits=n_splits, peak_memory_bytes=peak))
-
-
-def _large(plan: PartitionPlan, analysis: Analysis, cores: int) -> LargePartition:
-    scans = [source.lean() for source in analysis.sources[: analysis.groups[-1].stop]]
-    n_buckets, n_parts = buckets_for(sum(scan.most_records for scan in scans), cores)
-    return LargePartition(
-        plan=plan,
-        scans=tuple(scans),
-        splits=make_splits(scans, analysis.groups, plan.run.limits.split_bytes, cores),
-        groups=tuple((analysis.group(numbers), numbers) for numbers in analysis.groups),
-        rules=analysis.rules,
-        first_dirty_offset=analysis.cleanable.first_dirty_offset if plan.policy.settings.by_offset else 0,
-        kept_aborts=analysis.kept_aborts,
-        n_buckets=n_buckets,
-        n_parts=n_parts,
-    )
-
-
-def _whole(plan: PartitionPlan, results: list[RewrittenGroup | Problem], analysis: Analysis) -> list[RewrittenGroup]:
-    """Return the groups in order, those without a chunk too. LogFormatError: a task's problem."""
-    groups: dict[int, RewrittenGroup] = {}
-    for result in results:
-        if isinstance(result, Problem):
-            raise result.as_error()
-        groups[result.group] = result
-    reports = [report for group in groups.values() for report in group.reports]
-    for part_report in reports:
-        count(**part_report.counts)
-    highest = max((part_report.highest for part_report in reports), default=NO_VERSION)
-    check_versions(plan, highest, any(part_report.n_keys for part_report in reports))
-    for number, numbers in enumerate(analysis.groups):
-        if number not in groups:
-            groups[number] = RewrittenGroup(number, [written_segment(analysis.group(numbers))], Tally(), ())
-    return [groups[number] for number in sorted(groups)]
+        cleaned = clean_in_stages(plan, analysis, workers.cores, run_stages)
+    return finish(plan, cleaned, clock)
 
 
 def on_spark(workers: SparkTasks, watcher: Watcher, of: LargePartition) -> list[RewrittenGroup | Problem]:
@@ -196,4 +146,7 @@ def on_spark(workers: SparkTasks, watcher: Watcher, of: LargePartition) -> list[
         in_order = survivors.sortWithinPartitions("bucket", F.desc("split"), "block")
         offsets = in_order.mapInArrow(last_of_keys_in_buckets, OFFSETS).repartitionById(n_groups, "group")
         results = offsets.mapInArrow(rewritten_groups, RESULT).toArrow()
-    return [pickle.loads(one) for one in results.column("result").to_pylist()]
+    groups = [pickle.loads(one) for one in results.column("result").to_pylist()]
+    for report in (report for group in groups if isinstance(group, RewrittenGroup) for report in group.reports):
+        count(**report.counts)
+    return groups

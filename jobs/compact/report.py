@@ -46,7 +46,7 @@ _OF_RESULT: Final = (  # facts of a partition that its result has
     "dirty_ratio=cleanable.ratio clean_bytes=cleanable.clean_bytes dirty_bytes=cleanable.cleanable_bytes "
     "bytes_before=work.bytes_before bytes_after=work.bytes_after bytes_read=work.bytes_read "
     "bytes_written=work.bytes_written recompressed_bytes=work.recompressed_bytes segments_before=log.segments_before "
-    "expired=log.expired *=work.counters splits=work.splits rounds=work.rounds schedule "
+    "expired=log.expired *=work.counters splits=work.splits schedule "
     "peak_memory_bytes=work.peak_memory_bytes seconds=work.seconds notes problem"
 )
 
@@ -196,8 +196,8 @@ class CompactReport(JobReport):
             "would expire" if self.dry_run else "expired", (_expired(r) for r in cleaned if r.log.expired)
         )
         for r in cleaned:
-            if max(r.work.splits, r.work.rounds) > 1:
-                yield f"{r.name()}: {counted(r.work.splits, 'split')}, {counted(r.work.rounds, 'round')}"
+            if r.work.splits > 1:
+                yield f"{r.name()}: {counted(r.work.splits, 'split')}"
         yield from self._started_over()
         yield from self._at_the_end([r.name() for r in cleaned if r.log.erases])
 

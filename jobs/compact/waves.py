@@ -29,8 +29,7 @@ from lastkey.jobs.command.stopping import (
     stoppable,
 )
 from lastkey.jobs.compact.commit_rows import make_commit
-from lastkey.jobs.compact.large import compact_large, on_spark
-from lastkey.jobs.compact.one_partition import one_partition
+from lastkey.jobs.compact.large import compact_large, on_spark, one_partition
 from lastkey.jobs.compact.plan_partitions import begins_anew, restart_plan
 from lastkey.jobs.compact.report import describe_committed
 from lastkey.jobs.compact.start_outcome import Outcome, Start, partition_key

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pytest
 
 from lastkey.jobs.command.progress import CountedBytes, Silent
-from lastkey.jobs.compact import large
 from lastkey.jobs.compact.large import compact_large
+from lastkey.udfs.compact import compact_partition
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.split_stages import (
     LargePartition,
@@ -72,7 +72,7 @@ def compact_in_blocks(
     drawn = shuffled or random.Random(0)
     with pytest.MonkeyPatch.context() as patch:
         if n_buckets is not None:
-            patch.setattr(large, "buckets_for", lambda *_: (n_buckets, shares))
+            patch.setattr(compact_partition, "buckets_for", lambda *_: (n_buckets, shares))
         small = changed(plan, limits=replace(plan.run.limits, split_bytes=split_bytes))
         result = compact_large(InTurn(), small, CountedBytes(Silent(), []), lambda of: in_this_process(of, drawn))
         return Outcome(result, plan)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
@@ -43,8 +43,6 @@ from lastkey.udfs.compact.clean.deciders import (
     KeyTable,
     PendingKeys,
     TooManyKeys,
-    check_versions,
-    find_winners,
     known_from,
     last_offset_decider,
     list_pending_keys,
@@ -52,7 +50,7 @@ from lastkey.udfs.compact.clean.deciders import (
     write_keys,
 )
 from lastkey.udfs.compact.cleaner import Rules
-from lastkey.udfs.compact.output.generation import write_group
+from lastkey.udfs.compact.output.generation import Cleaned, write_group
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.plan import (
     CleanSettings,
@@ -60,6 +58,7 @@ from lastkey.udfs.compact.plan import (
     PartitionPlan,
     PartitionResult,
     ScheduledSegment,
+    Work,
     chunk_buffer,
 )
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse, group_segments
@@ -136,39 +135,20 @@ def clean_groups(
     return out[::-1]
 
 
-def clean_everything(
-    plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer, clock: Clock
-) -> list[Segment]:
-    """Clean all groups; return the new segments in order. Raises TooManyKeys."""
-    if plan.policy.settings.by_offset:
-        table = KeyTable(plan.run.limits.task_memory_bytes // 2)
-        mark = last_offset_decider(table, analysis.cleanable.first_dirty_offset)
-    else:
-        sources = (analysis.sources[number] for numbers in analysis.groups for number in numbers)
-        winners, highest = find_winners(plan, sources, analysis.rules, buffer)
-        check_versions(plan, highest, bool(winners.used))
-        mark = winners.mark
-    of = Pass(mark, plan.loader(plan.run.secret), buffer, tally)
-    return clean_groups(plan, analysis, analysis.groups, lambda _: analysis.rules, of, clock)
+def clean_everything(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer, clock: Clock) -> Cleaned:
+    """Clean all groups by the last offset of each key. Raises TooManyKeys."""
+    table = KeyTable(plan.run.limits.task_memory_bytes // 2)
+    mark = last_offset_decider(table, analysis.cleanable.first_dirty_offset)
+    of = Pass(mark, plan.loader(plan.run.secret), buffer, Tally())
+    segments = clean_groups(plan, analysis, analysis.groups, lambda _: analysis.rules, of, clock)
+    return Cleaned(analysis, segments, of.tally)
 
 
 class KeysLost(Exception):
     """Key files of earlier runs are gone or damaged: everything must be cleaned."""
 
 
-@dataclass(frozen=True)
-class Cleaned:
-    """Result of a cleaning, by yield or not."""
-
-    analysis: Analysis  # with the sources that are replaced, and what the filters say about the others
-    segments: list[Segment]  # in order
-    keys: PendingKeys | None = None  # keys of the new records
-    schedule: tuple[ScheduledSegment, ...] = ()
-    bytes_read: int = 0  # bytes read from filters, key files, and segments that an erasure searched in vain
-    bytes_written: int = 0  # bytes written to key files
-
-
-def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer, clock: Clock) -> Cleaned:
+def clean_by_yield(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer, clock: Clock) -> Cleaned:
     """Clean what is new and what pays. Raises TooManyKeys, and KeysLost if keys that are needed cannot be read."""
     dirty, sources = analysis.cleanable.first_dirty_offset, analysis.sources
     below = sorted(analysis.replaced)
@@ -180,7 +160,7 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     if len(rows) < len(older) or min(bounds.values(), default=dirty) < known_from(pending, dirty):
         raise KeysLost
     table = KeyTable(plan.run.limits.task_memory_bytes // 2)
-    of = Pass(last_offset_decider(table, dirty), plan.loader(plan.run.secret), buffer, tally)
+    of = Pass(last_offset_decider(table, dirty), plan.loader(plan.run.secret), buffer, Tally())
     keeps = replace(analysis.rules, tombstones_from=min([analysis.rules.tombstones_from, *bounds.values()]))
     written = clean_groups(plan, analysis, _groups(plan, analysis, fresh), lambda _: keeps, of, clock)
     keys = table.keys()
@@ -197,10 +177,10 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     return Cleaned(
         replace(analysis, replaced=frozenset([*fresh, *chosen]), superseded=superseded),
         [*rewritten, *written],
+        of.tally,
         kept,
         schedule,
-        filter_bytes + before.bytes_read,
-        0 if kept is None else keys.nbytes,
+        Work(bytes_read=filter_bytes + before.bytes_read, bytes_written=0 if kept is None else keys.nbytes),
     )
 
 
@@ -349,13 +329,11 @@ def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: Chun
     return bool(tally["dropped_expired"])
 
 
-def remove_records(
-    plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer
-) -> tuple[Analysis, list[Segment]] | PartitionResult:
-    """Return the analysis, completed by what the pass learned, and the segments that replace its sources `replaced`.
-    Return the result if no record goes and nothing else is to be done.
+def remove_records(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -> Cleaned | PartitionResult:
+    """Remove single records; the segments replace the sources `replaced` of the analysis, which is completed by what
+    the pass learned. Return the result if no record goes and nothing else is to be done.
     """
-    erasing = plan.policy.erasing
+    erasing, tally = plan.policy.erasing, Tally()
     erased = None if erasing is None else ErasedKeys(plan, erasing)
     loader = plan.loader(None if erasing is None else erasing.secret)
     of = Pass(_mark_all if erased is None else erased.mark, loader, buffer, tally)
@@ -388,7 +366,9 @@ def remove_records(
     if erased is not None:
         tally.erased = erased.ranges()
     analysis = replace(analysis, min_timestamps=min_timestamps, replaced=frozenset(written))
-    return analysis, [segment for number in sorted(written) for segment in written[number]]
+    in_vain = 0 if erasing is None else sum(analysis.sources[n].size for n in analysis.untouched)
+    segments = [segment for number in sorted(written) for segment in written[number]]
+    return Cleaned(analysis, segments, tally, work=Work(bytes_read=in_vain))
 
 
 def _is_already_applied(plan: PartitionPlan, analysis: Analysis) -> bool:

@@ -328,8 +328,7 @@ class Work:
     bytes_after: int = 0
     recompressed_bytes: int = 0  # part of bytes_after; an estimate in a dry run
     seconds: dict[str, float] = field(default_factory=dict)
-    splits: int = 1  # tasks that found the last record of each key
-    rounds: int = 1  # passes for that of a task whose memory is too small for all keys at once
+    splits: int = 1  # parts of the log in each of which the last record of a key was found first
     peak_memory_bytes: int = 0
 
 

@@ -9,24 +9,28 @@ Records never leave their task. A row between the stages holds some hundred loca
 split, because a row for each record costs the JVM more than all the rest (measured: BENCHMARKS.md).
 A row without a bucket tells the rewrite how many survivors a split has sent. So a row that is lost, or comes twice,
 ends the compaction of the partition; a row with a problem ends it in the same way.
+In one task, an `Exchange` hands over the rows (`compact_partition`).
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any, Final, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.batches.span_kernels import Run
-from lastkey.logformat.errors import stopped
+from lastkey.logformat.errors import LogFormatError, stopped
 from lastkey.logformat.listing import Segment
+from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.storage.io_counts import counted
 from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_forwards
 from lastkey.udfs.compact.clean.deciders import (
@@ -131,6 +135,7 @@ class LargePartition:
     kept_aborts: np.ndarray
     n_buckets: int  # a power of two
     n_parts: int  # tasks of the second stage
+    folder: str  # folder of all new segments, below the store; "": each task has one of its own (`own_folder`)
 
 
 @dataclass(frozen=True)
@@ -214,7 +219,7 @@ def _walk(of: LargePartition, number: int) -> Iterator[pa.RecordBatch]:
             for part in parts:
                 source = of.scans[part.number]
                 chunks = source.chunks[part.first : part.stop]
-                for run in key_runs(plan, source, of.rules, buffer, backwards=True, chunks=chunks):
+                for run in key_runs(plan, source, chunks, of.rules, buffer):
                     may_stay, versions = _marked(of, run, table)
                     if versions is not None:
                         highest = max(highest, int(versions.max(initial=NO_VERSION)))
@@ -301,6 +306,7 @@ def _values(column: pa.Array, dtype: type) -> tuple[np.ndarray, np.ndarray]:
     """Return the values of all rows of a binary column, and how many each row has: int64[n]."""
     places = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     raw = np.frombuffer(column.buffers()[2] or b"", np.uint8)[places[0] : places[-1]]
+    raw.flags.writeable = False  # numba compiles kernels of their own for arrays that can be written
     return raw.view(dtype), np.diff(places) // np.dtype(dtype).itemsize
 
 
@@ -308,7 +314,7 @@ def _resolve(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[
     """Yield rows without a bucket as they come; then a row for each group."""
     judged = Counter[int]()
     stay = dict[int, list[np.ndarray]]()  # by group
-    for bucket, parts in groupby(_by_bucket(batches), lambda one: one[0]):
+    for bucket, parts in groupby(_cut(batches, "bucket"), lambda one: one[0]):
         if bucket < 0:
             yield from (rows.select(_OFFSETS.names) for _, rows in parts)
             continue
@@ -321,14 +327,14 @@ def _resolve(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[
         yield _row(_OFFSETS, group=group, n=judged[group], offsets=np.concatenate(found).tobytes(), report=report)
 
 
-def _by_bucket(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (bucket, its rows), cut where the bucket changes."""
+def _cut(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (value of the column, rows with it), cut where the value changes."""
     for batch in batches:
-        buckets = batch["bucket"].to_numpy()
-        borders = [0, *(np.flatnonzero(np.diff(buckets)) + 1).tolist(), len(buckets)]
+        values = batch[column].to_numpy()
+        borders = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
         for start, stop in pairwise(borders):
             if start < stop:
-                yield int(buckets[start]), batch.slice(start, stop - start)
+                yield int(values[start]), batch.slice(start, stop - start)
 
 
 def _stay(of: LargePartition, rows: pa.RecordBatch) -> Iterator[tuple[int, np.ndarray, int]]:
@@ -364,35 +370,28 @@ def _rewrite(of: LargePartition, rows: pa.Table) -> RewrittenGroup:
     offsets, to_read = (_sorted_offsets(rows.filter(pa.array(which))) for which in (~sent, sent))
     if n[sent].sum() != n[~sent].sum():
         raise incomplete(of.plan, f"{n[~sent].sum()} local survivors of {n[sent].sum()}")
-    survivors, tally = Survivors(of.plan, offsets, to_read), Tally()
     with counted() as counts:
-        sources = of.scans[numbers.start : numbers.stop]
-        segments = write_survivors(of.plan, group, sources, of.rules, of.kept_aborts, survivors, tally)
+        segments, tally = _write_survivors(of, group, numbers, Survivors(of.plan, offsets, to_read))
     return RewrittenGroup(number, segments, tally, (*reports, TaskReport(dict(counts), peak_memory())))
 
 
-def write_survivors(
-    plan: PartitionPlan,
-    group: Segment,
-    sources: Sequence[SegmentScan],
-    rules: Rules,
-    kept_aborts: np.ndarray,
-    survivors: Survivors,
-    tally: Tally,
-) -> list[Segment]:
-    """Write the segments of a group, in a folder of their own, and read them back."""
-    folder, buffer = own_folder(plan), chunk_buffer(plan)
-    reader = Pass(survivors.mark, plan.loader(None), buffer, tally, survivors.verdicts if rules.oldest_ms < 0 else None)
-    output, digest = GroupOutput(plan, folder, group, kept_aborts), 0
-    for source in sources:
-        for piece, data in clean_forwards(reader, source, rules):
+def _write_survivors(
+    of: LargePartition, group: Segment, numbers: range, survivors: Survivors
+) -> tuple[list[Segment], Tally]:
+    """Write the segments of a group and read them back."""
+    plan, tally, buffer = of.plan, Tally(), chunk_buffer(of.plan)
+    verdicts_of = survivors.verdicts if of.rules.oldest_ms < 0 else None
+    reader, folder = Pass(survivors.mark, plan.loader(None), buffer, tally, verdicts_of), of.folder or own_folder(plan)
+    output, digest = GroupOutput(plan, folder, group, of.kept_aborts), 0
+    for source in of.scans[numbers.start : numbers.stop]:
+        for piece, data in clean_forwards(reader, source, of.rules):
             digest = (digest + piece.digest) & (2**64 - 1)
             output.append(piece.rows, data)
     survivors.check()
     segments = output.finish(digest, buffer)
-    if segments[0].path:
+    if segments[0].path and not of.folder:
         flush_whole(open_root(plan.run.store_uri), folder)  # here: the driver may be elsewhere
-    return segments
+    return segments, tally
 
 
 def _sorted_offsets(rows: pa.Table) -> np.ndarray:
@@ -407,3 +406,34 @@ def own_folder(plan: PartitionPlan) -> str:
     of the same task: a late retry must not write into a committed folder.
     """
     return f"{plan.run.folder}.{secrets.randbelow(10**19)}"
+
+
+_SPILL: Final = "the temporary file of survivors"
+
+
+class Exchange:
+    """Rows between the stages of one task, in a temporary file: written in any order, read by the value of a column."""
+
+    def __init__(self, file: IO[bytes], column: str) -> None:
+        self._file, self._column = file, column
+        self._schema = _SURVIVORS if column == "part" else _OFFSETS
+        self._places = defaultdict[int, list[tuple[int, int, int]]](list)  # value -> position, bytes, CRC-32C
+
+    def add(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Write rows."""
+        for value, rows in _cut(batches, self._column):
+            data = np.frombuffer(rows.serialize(), np.uint8)
+            self._places[value].append((self._file.seek(0, os.SEEK_END), len(data), crc32c_extend(0, data)))
+            self._file.write(data.data)
+
+    def read(self, value: int) -> pa.Table:
+        """Return the rows with a value. Raises LogFormatError kind "readback" if bytes differ from the written ones."""
+        batches = []
+        for position, n_bytes, checksum in self._places[value]:
+            data = np.empty(n_bytes, np.uint8)
+            read_exactly(self._file, _SPILL, position, data)
+            if (found := crc32c_extend(0, data)) != checksum:
+                expected = f"{n_bytes} bytes with CRC-32C {checksum:#010x}, as they were written"
+                raise LogFormatError("readback", _SPILL, position, expected, f"{found:#010x}")
+            batches.append(pa.ipc.read_record_batch(pa.py_buffer(data), self._schema))
+        return pa.Table.from_batches(batches, self._schema)

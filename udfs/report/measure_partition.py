@@ -32,7 +32,8 @@ from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_chunk
 from lastkey.udfs.compact.clean.deciders import grown
 from lastkey.udfs.compact.cleaner import CleanableRange, Rules
-from lastkey.udfs.compact.passes import Clock, clean_everything
+from lastkey.udfs.compact.compact_partition import clean_all
+from lastkey.udfs.compact.passes import Clock
 from lastkey.udfs.compact.plan import CleanPolicy, Extent, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
@@ -393,8 +394,9 @@ def _gain(plan: PartitionPlan, scans: Sequence[SegmentScan], tally: Tally, buffe
         analysis, _ = _as_the_cleaner_sees_it(compacting, scans, scan_identity(plan, buffer))
         if analysis is None:
             return 0
-        cleaned = clean_everything(compacting, analysis, tally, buffer, Clock())
-        return sum(analysis.sources[n].size for n in analysis.replaced) - sum(s.size_bytes for s in cleaned)
+        cleaned = clean_all(compacting, analysis, buffer, Clock())
+        tally.recompressed_bytes += cleaned.tally.recompressed_bytes
+        return sum(analysis.sources[n].size for n in analysis.replaced) - sum(s.size_bytes for s in cleaned.segments)
 
     return attempt(f"{plan.name}, as if compacted", work)
 

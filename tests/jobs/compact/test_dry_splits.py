@@ -1,4 +1,4 @@
-"""A dry run in several tasks, or in rounds, says the same as in one, and leaves no file."""
+"""A dry run in several tasks, or in stages, says the same as in one, and leaves no file."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def many_keys(n_segments: int, n_batches: int, n_keys: int, seed: int) -> list[S
 
 @pytest.mark.long
 def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_path: Path) -> None:
-    """More keys than the table of a task may hold: one task continues in rounds, and several splits continue."""
+    """More keys than the table of a task may hold: one task continues in stages, and several splits continue."""
     segments = many_keys(2, 500, 10**6, 3)
     plan = make_plan(
         lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0,
@@ -93,15 +93,15 @@ def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_p
     plan = changed(plan, limits=replace(plan.run.limits, chunk_bytes=1 << 16))
     expected = compact(plan)
     tight = changed(plan, folder="tight", limits=replace(plan.run.limits, task_memory_bytes=4 << 20))
-    in_rounds = compact(tight)
-    assert_same(expected, in_rounds)
-    assert in_rounds.result.work.rounds > 1
+    in_stages = compact(tight)
+    assert_same(expected, in_stages)
+    assert "stages" in in_stages.result.work.seconds
     assert_same(expected, compact_in_blocks(changed(tight, folder="several"), split_bytes=1 << 30))
     newest = {r.key: r for s in segments for b in s.batches for r in b.records}
     assert expected.result.work.counters["records_kept"] == len(newest)
 
 
-def test_a_bit_that_the_temporary_file_of_rounds_loses_is_noticed(
+def test_a_bit_that_the_temporary_file_of_stages_loses_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [(1000, b"%d" % i, b"") for i in range(70_000)]
@@ -142,7 +142,7 @@ def test_one_batch_of_more_records_than_the_table_holds_keys(tmp_path: Path, cod
     with within(60):
         one = compact(tight)
         several = compact_in_blocks(changed(tight, folder="several"), split_bytes=1 << 30)
-    assert (one.result.work.rounds > 1) == (n_keys > 43_690)
+    assert ("stages" in one.result.work.seconds) == (n_keys > 43_690)
     assert_same(expected, one)
     assert_same(expected, several)
 

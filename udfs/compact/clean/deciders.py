@@ -3,10 +3,10 @@
 KeyTable     the last record of each key, on the way backwards through the log, in bounded memory
 Winners      the record of the highest version, if `compaction.strategy` is timestamp or header. From the end on the
              first record of a key is its last one, but not that of the highest version. So this strategy reads the
-             cleanable range twice, and the table takes 32 bytes a key
+             cleanable range twice, in the stages of a large partition, and the table takes 32 bytes a key
 ErasedKeys   all records except those of erased keys
 Survivors    records by their offsets, in a second pass over the log, once every key's last record is known: in the
-             rewrite of a large partition, and in the last pass of one task that goes in rounds
+             rewrite of a large partition
 PendingKeys  a file of the keys that a run by yield cleaned first, for the older segments that the run left: a later
              run drops what these keys supersede there, without reading the newer segments again. A file holds exact
              hashes, 16 bytes a key: SLOT[n]. The manifest row of the segment with the first of these offsets names
@@ -16,7 +16,7 @@ PendingKeys  a file of the keys that a run by yield cleaned first, for the older
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import ClassVar, Final
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from lastkey.logformat.batches.chunks import ChunkBuffer, read_exactly
 from lastkey.logformat.batches.span_kernels import Run
-from lastkey.logformat.errors import CHANGED_HINT, NO_POSITION, LogFormatError
+from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.layout import CONTROL_MASK
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
@@ -46,7 +46,6 @@ from lastkey.udfs.compact.clean.winner_kernels import (
     NO_VERSION,
     WINNER,
     enter_winners,
-    mark_winners,
     versions_by_header,
     versions_by_time,
 )
@@ -61,10 +60,7 @@ from lastkey.udfs.yields.key_filter import hash_key_id
 
 
 class TooManyKeys(Exception):
-    """A table would outgrow the task's memory: the keys need several rounds."""
-
-
-Within = Callable[[Run], Run]
+    """A table would outgrow the task's memory: the keys must be divided."""
 
 
 class _GrowingTable:
@@ -81,14 +77,6 @@ class _GrowingTable:
         """Forget all keys."""
         self.slots = np.zeros(self.LEAST_SLOTS, self.DTYPE)
         self.used = 0
-
-    @classmethod
-    def room(cls, max_bytes: int) -> int:
-        """Return the number of keys that fit a table of `max_bytes`."""
-        slots = cls.LEAST_SLOTS
-        while 3 * slots * cls.DTYPE.itemsize <= max_bytes:
-            slots *= 2
-        return slots * 2 // 3
 
     def _grow(self) -> bool:
         larger = grown(self.slots, self.max_bytes)
@@ -262,20 +250,6 @@ class Winners(_GrowingTable):
                 break
         return left
 
-    def mark(self, run: Run, may_stay: np.ndarray) -> None:
-        """Mark the records of a run that win, in may_stay: bool[len(run.spans)]. Raises LogFormatError kind "changed"
-        for a key that the pass before did not meet.
-        """
-        if not mark_winners(run, self.slots, may_stay):
-            raise LogFormatError(
-                "changed",
-                "",
-                int(run.batches["position"][0]),
-                "the keys of the first pass",
-                "another key",
-                hint=CHANGED_HINT,
-            )
-
 
 def read_versions(run: Run, plan: PartitionPlan) -> np.ndarray:
     """Return int64[len(run.spans)]: the version of each record of the wanted batches. NO_VERSION: no version, or no
@@ -295,40 +269,15 @@ def read_versions(run: Run, plan: PartitionPlan) -> np.ndarray:
 
 
 def key_runs(
-    plan: PartitionPlan,
-    source: SegmentScan,
-    rules: Rules,
-    buffer: ChunkBuffer,
-    *,
-    backwards: bool,
-    chunks: Sequence[ScannedChunk] | None = None,
+    plan: PartitionPlan, source: SegmentScan, chunks: Sequence[ScannedChunk], rules: Rules, buffer: ChunkBuffer
 ) -> Iterator[Run]:
-    """Yield runs with the keys of a source, or of some consecutive chunks of it; wanted are the batches whose records
+    """Yield runs with the keys of some consecutive chunks of a source, backwards; wanted are the batches whose records
     may be the last of their key.
     """
     loader = plan.loader(plan.run.secret, keys_only=plan.policy.settings.compaction_strategy != "header")
-    taken = source.chunks if chunks is None else chunks
     with source.open_log() as file:
-        for chunk in chunks_again(file, source.path, taken[::-1] if backwards else taken, buffer):
-            yield from loader.runs(chunk, key_candidates(chunk.batches, rules), backwards=backwards)
-
-
-def find_winners(
-    plan: PartitionPlan, sources: Iterable[SegmentScan], rules: Rules, buffer: ChunkBuffer, within: Within | None = None
-) -> tuple[Winners, int]:
-    """Find the winners in the sources that will be cleaned, and the highest version of a record. Raises TooManyKeys.
-
-    within: changes each run so that only the keys of some range are in it.
-    """
-    table, highest = Winners(plan.run.limits.task_memory_bytes // 2), NO_VERSION
-    for source in sources:
-        for run in key_runs(plan, source, rules, buffer, backwards=False):
-            part = run if within is None else within(run)
-            versions = read_versions(part, plan)
-            if table.enter(part, versions, np.empty(len(versions), np.bool_), len(versions)):
-                raise TooManyKeys
-            highest = max(highest, int(versions.max(initial=NO_VERSION)))
-    return table, highest
+        for chunk in chunks_again(file, source.path, chunks[::-1], buffer):
+            yield from loader.runs(chunk, key_candidates(chunk.batches, rules), backwards=True)
 
 
 def check_versions(plan: PartitionPlan, highest: int, any_keys: bool) -> None:

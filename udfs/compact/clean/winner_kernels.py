@@ -128,29 +128,3 @@ def enter_winners(
             table[slot].offset = offset
             wins[row] = True
     return used, 0
-
-
-@kernel
-def mark_winners(run: Run, table: np.ndarray, may_stay: np.ndarray) -> bool:
-    """Mark the records that win; may_stay: bool[len(spans)], written; table: see `enter_winners`. Marks records without
-    key, and control records. Returns False if the table lacks a key.
-    """
-    batches, bodies, wanted, spans = run.batches, run.bodies, run.wanted, run.spans
-    mask = np.uint64(table.shape[0] - 1)
-    zero = np.uint64(0)
-    for i in range(batches.shape[0]):
-        if not wanted[i]:
-            continue
-        control = batches[i].attributes & CONTROL_MASK != 0
-        first = bodies[i].first_span
-        for row in range(first, first + bodies[i].n_records):
-            span = spans[row]
-            if control or span.null_key:
-                may_stay[row] = True
-                continue
-            low, high = hash_entry(span)
-            slot = probe(table, zero, mask, low, high)
-            if slot < 0:
-                return False
-            may_stay[row] = table[slot].offset == bodies[i].base_offset + span.offset_delta
-    return True

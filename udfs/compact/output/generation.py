@@ -11,7 +11,7 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from pyarrow import fs as pafs
@@ -36,8 +36,16 @@ from lastkey.udfs.compact.output.segment_output import (
     write_side_files,
     written_segment,
 )
-from lastkey.udfs.compact.plan import CleanedLog, PartitionPlan, PartitionResult, Work, chunk_buffer
-from lastkey.udfs.compact.retention import Expired, summarize_expired
+from lastkey.udfs.compact.plan import (
+    MOST_RANGES,
+    CleanedLog,
+    PartitionPlan,
+    PartitionResult,
+    ScheduledSegment,
+    Work,
+    chunk_buffer,
+)
+from lastkey.udfs.compact.retention import summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis
 from lastkey.udfs.compact.scan.due import expired, listed_times
 from lastkey.udfs.compact.scan.facts_files import write_secret
@@ -104,15 +112,22 @@ def write_group(
     return segments if segments[0].size_bytes else [place_one(plan, segments[0])]
 
 
-def write_generation(
-    plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[Segment], keys: PendingKeys | None = None
-) -> WrittenGeneration:
-    """Apply retention to the oldest segments, and write all other files of the generation.
+@dataclass(frozen=True)
+class Cleaned:
+    """Result of a cleaning, before the other files of the generation are written."""
 
-    cleaned: the segments that replace the sources `analysis.replaced`; keys: those of the new
-    records, if older segments are not deduplicated against all of them.
-    """
-    cleaned = [_with_sources(analysis, row) for row in cleaned]
+    analysis: Analysis  # with the sources that are replaced, and what the filters say about the others
+    segments: Sequence[Segment]  # segments that replace them, in order
+    tally: Tally
+    keys: PendingKeys | None = None  # keys of the new records, if older segments are not deduplicated against all
+    schedule: tuple[ScheduledSegment, ...] = ()
+    work: Work = field(default_factory=Work)  # beside the bytes of segments that are cleaned
+
+
+def write_generation(plan: PartitionPlan, done: Cleaned) -> PartitionResult:
+    """Apply retention to the oldest segments, write all other files of the generation, and return the result."""
+    analysis = done.analysis
+    cleaned = [_with_sources(analysis, row) for row in done.segments]
     untouched = {(row := untouched_row(plan, analysis, n)).base_offset: (n, row) for n in analysis.untouched}
     members = sorted([*cleaned, *(row for _, row in untouched.values())], key=lambda row: row.base_offset)
     facts = listed_times(members, analysis.sources[-1].bytes_above)
@@ -130,37 +145,83 @@ def write_generation(
     if not segments:
         segments = [_empty(plan, analysis)]
     log_start = max(plan.input.log_start_offset, segments[0].base_offset) if n_gone else plan.input.log_start_offset
-    notes: tuple[str, ...] = ()
-    if (
-        plan.run.dry_run
-        and plan.policy.settings.retention_bytes >= 0
-        and any(s.codecs not in ("", "none") for s in cleaned)
-    ):
-        notes = (f"{plan.name}: retention.bytes goes by estimated sizes in a dry run",)
-    generation = WrittenGeneration(
-        tuple(segments),
-        log_start,
-        summarize_expired(
+    notes = analysis.notes
+    if not plan.run.dry_run:
+        segments, note = _write_beside(plan, done, segments, [s for s in deleted if s.cleaned], log_start)
+        notes += note
+    elif plan.policy.settings.retention_bytes >= 0 and any(s.codecs not in ("", "none") for s in cleaned):
+        notes += (f"{plan.name}: retention.bytes goes by estimated sizes in a dry run",)
+    log = CleanedLog(
+        folder=plan.run.folder,
+        first_dirty_offset=max(_clean_end(plan, analysis), log_start),
+        log_start_offset=log_start,
+        next_offset=analysis.log_end_offset,
+        last_batch=analysis.last_batch,
+        log_end_timestamp_ms=analysis.sources[-1].segment.max_timestamp_ms,
+        segments=tuple(segments),
+        segments_before=len(analysis.sources),
+        gaps=analysis.gaps,  # also those below the log start: files that come back there were never read
+        compacted=analysis.cleans,
+        erases=plan.policy.erasing is not None,
+        expired=summarize_expired(
             by_rule, [(s.base_offset, s.next_offset, s.records, s.size_bytes) for s in deleted], facts.bytes_above
         ),
-        tuple(deleted),
-        notes,
+        archived_files=tuple(_read_whole(plan, analysis)),
     )
-    if plan.run.dry_run:
-        return generation
+    written = [s for s in (*deleted, *segments) if s.cleaned]
+    return PartitionResult(
+        topic=plan.input.topic,
+        partition=plan.input.partition,
+        status="cleaned",
+        notes=notes,
+        cleanable=analysis.cleanable,
+        log=log,
+        work=_count_work(done, written, sum(s.size_bytes for s in segments)),
+        erased_offsets=() if done.tally.erased is None else tuple(map(tuple, done.tally.erased[:MOST_RANGES].tolist())),
+        schedule=done.schedule,
+    )
+
+
+def _write_beside(
+    plan: PartitionPlan, done: Cleaned, segments: list[Segment], deleted: Sequence[Segment], log_start: int
+) -> tuple[list[Segment], tuple[str, ...]]:
+    """Write the generation's other files; delete the cleaned segments that retention removes. Return the rows with
+    checksums and key files, and a note about leader epochs.
+    """
     store = make_generation_folder(plan)
     for segment in deleted:
-        if segment.cleaned:
-            _remove_segment(store, segment)
-    side_files, note = _side_files(plan, analysis, segments, log_start)
-    rows = () if plan.policy.erasing else (s.segment for s in analysis.sources)  # a run by yield starts over then
-    pending = [*list_pending_keys(rows), *([] if keys is None else [keys])]
+        for kind in written_kinds(segment):
+            store.filesystem.delete_file(store.full(f"{segment.path.removesuffix('.log')}.{kind}"))
+    side_files, note = _side_files(plan, done.analysis, segments, log_start)
+    rows = () if plan.policy.erasing else (s.segment for s in done.analysis.sources)  # a run by yield starts over then
+    pending = [*list_pending_keys(rows), *([] if done.keys is None else [done.keys])]
     segments = with_pending(_with_checksums(segments, write_side_files(store, plan.run.folder, side_files)), pending)
     if plan.policy.by_yield:
         write_secret(store, plan)
     step("generation written")
     flush_whole(store, plan.run.folder)
-    return replace(generation, segments=tuple(segments), notes=generation.notes + note)
+    return segments, note
+
+
+def _clean_end(plan: PartitionPlan, analysis: Analysis) -> int:
+    """Return the offset below which all is clean after the run."""
+    if analysis.cleans:
+        return analysis.cleanable.first_uncleanable_offset
+    return first_dirty_offset(plan.input.first_dirty_offset, plan.input.log_start_offset, analysis.log_end_offset)
+
+
+def _count_work(done: Cleaned, written: Sequence[Segment], bytes_after: int) -> Work:
+    sources, work = done.analysis.sources, done.work
+    read = sum(s.facts_bytes or s.size for s in sources) + sum(s.source_bytes for s in written)
+    return replace(
+        work,
+        counters=done.tally.by_name(),
+        bytes_read=read + work.bytes_read,
+        bytes_written=sum(s.size_bytes + s.facts_bytes for s in written) + work.bytes_written,
+        bytes_before=sum(s.size for s in sources),
+        bytes_after=bytes_after,
+        recompressed_bytes=done.tally.recompressed_bytes,
+    )
 
 
 def _side_files(
@@ -217,12 +278,6 @@ def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> Segment
     segment = analysis.sources[number].segment
     empty = written_segment(new_segment(base, end, segment.mtime_ms))
     return place_one(plan, replace(empty, deduplicated_through=segment.deduplicated_through) if number >= 0 else empty)
-
-
-def _remove_segment(store: Root, segment: Segment) -> None:
-    """Delete a cleaned segment that retention removes, before the commit."""
-    for kind in written_kinds(segment):
-        store.filesystem.delete_file(store.full(f"{segment.path.removesuffix('.log')}.{kind}"))
 
 
 def _untouched(plan: PartitionPlan, analysis: Analysis, number: int, row: Segment) -> Segment:
@@ -357,62 +412,6 @@ def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], 
     if given is not None:
         epochs = checkpoints.with_earlier(given, epochs)
     return checkpoints.truncate_from_end(epochs, analysis.log_end_offset), notes
-
-
-@dataclass(frozen=True)
-class WrittenGeneration:
-    """The segments of a generation in order, and those that retention removed from it."""
-
-    segments: tuple[Segment, ...]
-    log_start_offset: int
-    expired: tuple[Expired, ...] = ()
-    deleted: tuple[Segment, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def make_result(
-    plan: PartitionPlan, analysis: Analysis, generation: WrittenGeneration, tally: Tally
-) -> PartitionResult:
-    """Return the result of a cleaned partition."""
-    out = generation.segments
-    cleaned = [s for s in (*generation.deleted, *out) if s.cleaned]
-    before = sum(s.size for s in analysis.sources)
-    read = sum(s.facts_bytes or s.size for s in analysis.sources)
-    read_again = sum(s.source_bytes for s in cleaned)
-    last = analysis.sources[-1]
-    log_start, cleanable = generation.log_start_offset, analysis.cleanable
-    dirty = first_dirty_offset(plan.input.first_dirty_offset, plan.input.log_start_offset, analysis.log_end_offset)
-    clean_end = cleanable.first_uncleanable_offset if analysis.cleans else dirty
-    return PartitionResult(
-        topic=plan.input.topic,
-        partition=plan.input.partition,
-        status="cleaned",
-        notes=analysis.notes + generation.notes,
-        cleanable=cleanable,
-        log=CleanedLog(
-            folder=plan.run.folder,
-            first_dirty_offset=max(clean_end, log_start),
-            log_start_offset=log_start,
-            next_offset=analysis.log_end_offset,
-            last_batch=analysis.last_batch,
-            log_end_timestamp_ms=last.segment.max_timestamp_ms,
-            segments=out,
-            segments_before=len(analysis.sources),
-            gaps=analysis.gaps,  # also those below the log start: files that come back there were never read
-            compacted=analysis.cleans,
-            erases=plan.policy.erasing is not None,
-            expired=generation.expired,
-            archived_files=tuple(_read_whole(plan, analysis)),
-        ),
-        work=Work(
-            counters=tally.by_name(),
-            bytes_read=read + read_again,
-            bytes_written=sum(s.size_bytes + s.facts_bytes for s in cleaned),
-            bytes_before=before,
-            bytes_after=sum(s.size_bytes for s in out),
-            recompressed_bytes=tally.recompressed_bytes,
-        ),
-    )
 
 
 def _read_whole(plan: PartitionPlan, analysis: Analysis) -> Iterator[ReadFile]:

@@ -116,8 +116,10 @@ def place_one(plan: PartitionPlan, segment: Segment) -> Segment:
     """
     if plan.run.dry_run:
         return segment
-    store = make_generation_folder(plan)
     path = f"{plan.run.folder}/{segment_file(segment.base_offset, 'log')}"
+    if segment.path == path:
+        return segment
+    store = make_generation_folder(plan)
     if not segment.size_bytes:
         make_private(store, path)
         put_file(store, path, b"")
