@@ -90,21 +90,21 @@ def test_every_command_has_an_example_and_a_line_in_readme():
     assert named == set(cli.lastkey.commands)
 
 
-def test_sizes_of_pages():
+def test_page_sizes_are_limited():
     assert len(README.split()) <= 900
     assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split()) <= 1500
     for page in (ROOT / "docs/how-to").glob("*.md"):
         assert len(page.read_text(encoding="utf-8").split()) <= 500, page
 
 
-def test_version_is_said_once_more_and_the_same():
+def test_pages_and_package_have_the_same_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     done = CliRunner().invoke(cli.lastkey, ["--version"])
     assert project["version"] in done.output
     assert f"\n## {project['version']}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_no_page_explains_options_in_a_table_of_its_own():
+def test_no_page_has_a_table_of_options():
     """An option of a command is in its declaration, one of the data sources in `docs.data_source_options`."""
     from lastkey.jobs.data_source.options import OPTIONS
 
@@ -118,7 +118,7 @@ def test_no_page_explains_options_in_a_table_of_its_own():
 # -- exit codes
 
 
-def test_exit_codes_are_those_of_the_program():
+def test_documented_exit_codes_equal_those_of_the_program():
     codes = {name: value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
     table = {name: code for code, (name, _) in troubleshooting.EXIT_CODES.items() if name}
     assert table == codes
@@ -126,7 +126,7 @@ def test_exit_codes_are_those_of_the_program():
         assert re.search(rf"\b{code}\b", cli.EXIT_CODES), code
 
 
-def test_every_error_has_one_of_them():
+def test_every_error_has_a_documented_exit_code():
     def below(kind):
         for child in kind.__subclasses__():
             yield child
@@ -151,7 +151,7 @@ def test_settings_that_a_page_names_exist(page):
 # -- reports and tables
 
 
-def test_json_fields_of_compact():
+def test_json_fields_of_compact_are_documented():
     result = PartitionResult("t", 0, "cleaned", work=Work(counters=dict.fromkeys(COUNTER_NAMES, 0)))
     made = CompactReport("A", "S", "r", 0, False, [result]).to_json()
     fields_of_compact = json_fields.FIELDS["compact"]
@@ -179,7 +179,7 @@ def test_json_fields_of_compact():
         "replay",
     ],
 )
-def test_json_fields_of_the_other_jobs(job):
+def test_json_fields_of_other_jobs_are_documented(job):
     from lastkey.jobs.archive_needed.report import ArchiveNeededReport
     from lastkey.jobs.convert.report import ConvertReport
     from lastkey.jobs.erase.report import EraseReport
@@ -210,7 +210,7 @@ def test_json_fields_of_the_other_jobs(job):
     assert set(report.to_json()) - json_fields.EVERY.keys() <= set(schemas()[job]["properties"])
 
 
-def test_fields_of_an_error():
+def test_json_fields_of_an_error_are_documented():
     said = re.search(r'\{"error": \{(.*?)\}\}', GENERATED["reference/json.md"])[1]
     assert re.findall(r'"(\w+)"', said) == list(errors.UsageError(message="x").to_json())
 
@@ -225,7 +225,7 @@ def test_every_option_of_a_data_source_is_explained():
     assert all(f"`{name}`" in GENERATED["reference/data-source-options.md"] for name in aliases)
 
 
-def test_tables_and_states():
+def test_store_tables_and_states_are_documented():
     section, tables = STORE_PAGE, _section(STORE_PAGE, "## Tables")
     named = re.findall(r"^\| `(\w+)`(?:, `(\w+)`)? \|", tables, re.MULTILINE)
     assert {name for row in named for name in row if name} == set(TABLES)
@@ -241,7 +241,7 @@ def test_tables_and_states():
 # -- messages and paths
 
 
-def test_messages_of_the_troubleshooting_tables_are_real_and_told_once():
+def test_troubleshooting_messages_exist_and_are_listed_once():
     packages = ("jobs", "udfs", "logformat")
     files = [*(path for name in packages for path in files_in(ROOT / name, "**/*.py")), ROOT / "spark-submit.sh"]
     sources = "\n".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in files)  # strings in two parts
@@ -287,7 +287,7 @@ def _generated(path: Path) -> str | None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)
-def test_links_of_a_page_lead_somewhere(page):
+def test_links_of_a_page_have_targets(page):
     """From the page itself, as a reader clicks them; anchors too. Only pages in docs/ lead to generated ones."""
     text = page.read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
@@ -324,7 +324,7 @@ def _texts() -> dict[Path, str]:
     return {path: re.sub(r"\s*\n\s*(?:# )?", " ", path.read_text("utf-8")) for path in found - {Path(__file__)}}
 
 
-def test_sections_that_are_referred_to_exist_and_kafkas_are_all_in_use():
+def test_referenced_sections_exist_and_all_sections_on_kafka_are_referenced():
     headings = {
         page.name: re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
         for page in PAGES if page.name != "README.md"
@@ -340,12 +340,12 @@ def test_sections_that_are_referred_to_exist_and_kafkas_are_all_in_use():
     assert used["KAFKA.md"] == set(headings["KAFKA.md"][1:])
 
 
-def test_no_reference_leads_outside_of_the_repository():
+def test_references_do_not_leave_the_repository():
     outside = re.compile(r"§|kafka-semantics|(?<![\w/.-])(?:shared|seeds)/|\b(?:design|layout|examples)\.md")
     assert [(path, match[0]) for path, text in _texts().items() for match in outside.finditer(text)] == []
 
 
-def test_modules_that_are_named_exist():
+def test_named_modules_exist():
     """Also in comments, by their file names alone."""
     existing = {path.name for path in (*ROOT.glob("*.py"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.py")))}
     other = {"sitecustomize.py", "kernels.py", "program.py", "twice.py", "wrong.py"}  # Python's, and tests make some
@@ -376,7 +376,7 @@ def passes(tmp_path_factory):
     return worked_example.run(tmp_path_factory.mktemp("example"))
 
 
-def test_the_worked_example_is_what_the_code_makes(passes):
+def test_worked_example_equals_the_output_of_the_code(passes):
     page = (ROOT / "udfs/compact/COMPACTION.md").read_text(encoding="utf-8")
     shown = re.search(r"<!-- made by docs/worked_example\.py -->\n\n(.*?)\n<!-- until here -->", page, re.DOTALL)[1]
     assert shown == worked_example.example(passes)
@@ -387,14 +387,14 @@ def test_every_kind_of_problem_has_a_remedy():
     assert listed == KINDS.keys() - troubleshooting.NOT_UNCLEANABLE
 
 
-def test_drawings_are_what_the_code_draws(passes):
+def test_pictures_equal_those_generated_by_the_code(passes):
     from docs import make_pictures
 
     drawn = make_pictures.drawings(passes)
     assert {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in drawn} == drawn
 
 
-def test_the_pictures_of_runs_by_yield_can_be_drawn():
+def test_pictures_of_runs_by_yield_can_be_generated():
     from docs import make_pictures, yield_pictures
 
     colours = make_pictures.THEMES["light"]
@@ -443,7 +443,7 @@ def _marked(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)
-def test_commands_of_a_page_are_run_or_it_says_why_not(page):
+def test_commands_of_a_page_are_marked_as_run_or_not_run(page):
     for before, block in re.findall(r"([^\n]*)\n```(?:sh|bash|console)\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
         tests = re.fullmatch(r"\./spark-submit\.sh test [^\n]*\n", block)  # the command that runs this test
         assert tests or re.fullmatch(r"<!-- run -->|<!-- not run: .+ -->", before), block

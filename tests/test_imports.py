@@ -260,7 +260,7 @@ def wrong_with(module: str, name: str) -> str | None:
     return None
 
 
-def test_every_module_imports_only_what_its_room_may():
+def test_every_module_imports_only_permitted_rooms():
     assert len(SOURCES) > 200
     found = [
         f"{module} imports {name}: {why}"
@@ -271,7 +271,7 @@ def test_every_module_imports_only_what_its_room_may():
     assert found == []
 
 
-def test_the_check_of_imports_finds_each_kind_of_offence():
+def test_import_check_detects_each_kind_of_violation():
     """A check with an empty list is no better than none."""
     assert [
         wrong_with("udfs.problem", "pyspark.sql"),
@@ -294,7 +294,7 @@ def test_the_check_of_imports_finds_each_kind_of_offence():
     ]
 
 
-def test_the_table_names_exactly_the_rooms_that_exist():
+def test_table_of_rooms_is_complete():
     assert {find_floor(module) for module in SOURCES} == set(FLOORS)
     named = {room for rooms in FLOORS.values() for room in rooms} | set(ONLY_IN.values()) | FOR_KERNELS
     assert not {room for room in named if not any(within(module, room) for module in SOURCES)}
@@ -308,7 +308,7 @@ def defined_elsewhere(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name in passed_on)
 
 
-def test_names_are_imported_from_where_they_are_defined():
+def test_names_are_imported_from_the_defining_module():
     found = {
         module: names
         for module, path in SOURCES.items()
@@ -317,7 +317,7 @@ def test_names_are_imported_from_where_they_are_defined():
     assert found == {}
 
 
-def test_no_import_runs_in_a_circle():
+def test_imports_have_no_cycle():
     """Imports between modules and between rooms have no cycles."""
     modules = {
         module: {ours for name in imports(path) if (ours := find_module(name))} for module, path in SOURCES.items()
@@ -329,7 +329,7 @@ def test_no_import_runs_in_a_circle():
         graphlib.TopologicalSorter({key: used - {key} for key, used in graph.items()}).prepare()  # raises CycleError
 
 
-def test_modules_are_short_and_named_for_what_they_hold():
+def test_modules_are_short_and_named_for_their_content():
     long, misnamed = {}, []
     for module, path in SOURCES.items():
         n = len(path.read_text(encoding="utf-8").splitlines())
@@ -364,7 +364,7 @@ def test_no_module_imports_a_package_by_its_bare_name():
     assert found == {}
 
 
-def test_the_session_is_made_in_one_place_and_joined_in_another():
+def test_session_is_created_in_one_module_and_reused_in_another():
     makers = {
         module
         for module, path in SOURCES.items()
@@ -373,7 +373,7 @@ def test_the_session_is_made_in_one_place_and_joined_in_another():
     assert makers == {"jobs.spark.session", "jobs.spark.running"}
 
 
-def test_delta_lies_in_one_room():
+def test_only_one_room_uses_delta():
     """Code that uses `.format("delta")`, or names its classes to the JVM, depends on Delta as an import does."""
     formats = {
         module
@@ -388,7 +388,7 @@ def test_delta_lies_in_one_room():
     assert all(within(module, "jobs.store") for module in formats), formats
 
 
-def test_no_module_but_the_command_line_prints():
+def test_only_the_command_line_prints():
     """No module prints; stdout is the command line's."""
     users = {
         module
@@ -414,7 +414,7 @@ def test_no_test_module_is_imported():
     assert {str(path): names for path, names in named.items() if names} == {}
 
 
-def test_asserts_check_no_input():
+def test_asserts_do_not_check_input():
     """`assert` disappears under -O: sizes of field tables may be asserted at import, nothing inside a function."""
     for module, path in SOURCES.items():
         inside = [
@@ -427,7 +427,7 @@ def test_asserts_check_no_input():
         assert not inside, f"{module}: assert in a function, lines {inside}"
 
 
-def test_the_kernel_cache_sees_every_kernel():
+def test_kernel_cache_covers_every_kernel():
     """A change of any file with a compiled function makes another cache folder: else old machine code would run."""
     from lastkey.logformat import jit
 

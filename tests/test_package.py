@@ -67,7 +67,7 @@ def elsewhere(tmp_path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_what_runs_and_nothing_else(wheel):
+def test_wheel_has_exactly_the_required_files(wheel):
     existing = {
         str(path.relative_to(ROOT))
         for top in PACKED
@@ -84,7 +84,7 @@ def test_the_wheel_holds_what_runs_and_nothing_else(wheel):
 
 
 @pytest.mark.slow
-def test_help_version_and_a_mistake(installed, elsewhere):
+def test_installed_command_shows_help_version_and_usage_errors(installed, elsewhere):
     said = _run(installed, "--version", cwd=elsewhere)
     assert (said.returncode, said.stdout) == (0, f"lastkey, version {PROJECT['project']['version']}\n"), said.stderr
     assert "Usage: lastkey compact" in _run(installed, "compact", "--help", cwd=elsewhere).stdout
@@ -100,7 +100,7 @@ def test_help_version_and_a_mistake(installed, elsewhere):
 
 
 @pytest.mark.slow
-def test_a_report_is_made_with_what_a_plain_install_brings(installed, elsewhere):
+def test_report_runs_with_a_plain_installation(installed, elsewhere):
     done = _run(installed, "report", ROOT / "examples" / "archive", "--output", "page.html", cwd=elsewhere)
     assert done.returncode == 0, done.stderr
     assert "<svg" in (elsewhere / "page.html").read_text()
@@ -109,7 +109,7 @@ def test_a_report_is_made_with_what_a_plain_install_brings(installed, elsewhere)
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("engine", ["spark", "threads"])
-def test_the_main_job_runs(installed, elsewhere, engine):
+def test_installed_package_compacts(installed, elsewhere, engine):
     """Delta's jars, Python workers and kernels too: none of them comes from the checkout."""
     archive, config = ROOT / "examples" / "archive", elsewhere / "c.toml"
     config.write_text(f'[topics.prices]\n"cleanup.policy" = "compact"\n[job]\n"engine" = "{engine}"\n')
@@ -126,7 +126,7 @@ def test_the_main_job_runs(installed, elsewhere, engine):
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_python_program_runs_jobs_in_a_session_of_its_own(installed, elsewhere):
+def test_python_program_runs_jobs_in_its_own_session(installed, elsewhere):
     """Spark's workers compact, and find the data source, with decoys of our folders' names on PYTHONPATH."""
     (elsewhere / "program.py").write_text(PROGRAM)
     python = installed.with_name("python")
@@ -139,7 +139,7 @@ def test_a_python_program_runs_jobs_in_a_session_of_its_own(installed, elsewhere
 
 
 @pytest.mark.slow
-def test_a_pack_of_an_installed_package_holds_the_same(installed, elsewhere):
+def test_pack_of_an_installed_package_equals_that_of_the_checkout(installed, elsewhere):
     done = _run(installed, "pack", "p.tar.gz", "--json", cwd=elsewhere)
     assert done.returncode == 0, done.stderr
     assert "fastavro" in json.loads(done.stdout)["packages"]
@@ -151,7 +151,7 @@ def test_a_pack_of_an_installed_package_holds_the_same(installed, elsewhere):
 
 
 @pytest.mark.slow
-def test_a_program_s_types_are_checked(installed, elsewhere):
+def test_installed_package_has_type_hints(installed, elsewhere):
     """mypy reports a wrong type; without py.typed every name would be Any."""
     (elsewhere / "program.py").write_text(PROGRAM)
     (elsewhere / "wrong.py").write_text(

@@ -57,7 +57,7 @@ def test_every_pin_is_locked_and_every_package_has_hashes(path):
         assert all(asked.specifier.contains(version) for version in locked[asked.name]), pin
 
 
-def test_ranges_begin_at_the_versions_that_are_tested():
+def test_version_ranges_begin_at_tested_versions():
     """Each range also has an upper bound, because newer versions are untested."""
     locked, pins = _locked("requirements/run.txt"), _pins()["requirements/run.txt"]
     for asked in map(Requirement, pins):
@@ -66,14 +66,14 @@ def test_ranges_begin_at_the_versions_that_are_tested():
         assert {bounds[">="]} == locked[asked.name], asked
 
 
-def test_the_jobs_run_with_what_is_tested():
+def test_job_requirements_equal_the_tested_versions():
     run, dev = _locked("requirements/run.txt"), _locked("requirements/dev.txt")
     assert run
     assert {name: dev.get(name) for name in run} == run
 
 
 @pytest.mark.parametrize("path", [*LOCKS, "requirements/renew.sh"])
-def test_no_index_is_named(path):
+def test_requirements_name_no_index(path):
     assert not re.search(r"://|--(extra-)?index|--find-links|--trusted", (ROOT / path).read_text())
 
 
@@ -116,7 +116,7 @@ def python(tmp_path_factory):
         ("unlocked", "--require-hashes mode"),
     ],
 )  # fmt: skip
-def test_a_file_with_another_hash_is_not_installed(tmp_path, python, spoilt, said):
+def test_package_with_a_different_hash_is_not_installed(tmp_path, python, spoilt, said):
     done = _script(tmp_path, python, spoilt)("--help")
     checkout = tmp_path / "checkout"
     assert said in done.stderr
@@ -127,7 +127,7 @@ def test_a_file_with_another_hash_is_not_installed(tmp_path, python, spoilt, sai
 
 
 @pytest.mark.slow
-def test_tests_and_jobs_have_an_environment_each(tmp_path, python):
+def test_tests_and_jobs_have_separate_environments(tmp_path, python):
     """Each command has its own environment, which is rebuilt only after a change of its own lock file."""
     run, checkout = _script(tmp_path, python), tmp_path / "checkout"
     assert ".venv-test" in run("test").stderr

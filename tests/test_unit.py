@@ -15,14 +15,14 @@ from tests.unit import FOLDERS, no_process
 
 
 @pytest.mark.parametrize("start", [os.fork, lambda: subprocess.run([sys.executable, "-V"], check=True)])
-def test_a_unit_test_that_starts_a_process_fails(start):
+def test_unit_test_that_starts_a_process_fails(start):
     with pytest.raises(AssertionError, match="a unit test starts a process"), no_process():
         start()
     with pytest.raises(AssertionError, match="a unit test started a process"), no_process(), suppress(AssertionError):
         start()
 
 
-def test_outside_of_the_subset_processes_may_start(request):
+def test_other_tests_may_start_processes(request):
     assert request.node.get_closest_marker("unit") is None
     subprocess.run([sys.executable, "-V"], check=True, capture_output=True)
 

@@ -132,7 +132,7 @@ ORIGINAL = _files(ROOT / "examples" / "archive")
 # -- README's commands
 
 
-def test_readme_from_the_first_command_to_a_run(environment, tmp_path):
+def test_readme_commands_install_airflow_and_run_the_dag(environment, tmp_path):
     archive = _break_indexes(tmp_path / "archive")
     before = _files(archive)
     lines = [
@@ -292,7 +292,7 @@ def test_the_dag_imports_without_errors_or_warnings(runs):
     assert not re.search(r"warning|error", runs.parsing, re.IGNORECASE)
 
 
-def test_dag_structure(runs):
+def test_dag_has_the_documented_tasks_and_order(runs):
     found = runs.structure["dags"]["lastkey_reindex"]
     assert found["max_active_runs"] == 1
     assert {name: task["downstream"] for name, task in found["tasks"].items()} == {
@@ -306,7 +306,7 @@ def test_dag_structure(runs):
     assert rows == list(found["params"])
 
 
-def test_broken_indexes_are_mended(runs):
+def test_dag_rebuilds_broken_indexes(runs):
     result = runs.result["first"]
     assert _states(runs, "first") == ("success", "success", "success")
     codes = {name: summary["exit_code"] for name, summary in result["xcom"].items()}
@@ -319,7 +319,7 @@ def test_broken_indexes_are_mended(runs):
     assert _files(runs.folder / "mended") == ORIGINAL  # as the broker wrote them, and the logs as they were
 
 
-def test_the_report_is_in_the_tasks_log(runs):
+def test_task_log_contains_the_report(runs):
     lines = [json.loads(text) for text in re.findall(r"\] (\{.*\}) +\[airflow\.", runs.log["first"])]
     assert [line["job"] for line in lines if "job" in line] == ["reindex", "reindex", "verify"]
     assert [line["exit_code"] for line in lines if "job" in line] == [3, 0, 0]
@@ -360,7 +360,7 @@ def test_topics_select_partitions(runs):
     }
 
 
-def test_a_wrong_path_fails_at_once(runs):
+def test_wrong_path_fails_without_retry(runs):
     assert _states(runs, "usage") == ("failed", "upstream_failed", "upstream_failed")
     assert runs.result["usage"]["tries"]["check"] == 1
     assert runs.result["usage"]["xcom"]["check"]["exit_code"] == 2
@@ -386,7 +386,7 @@ def test_problem_that_only_verify_finds_fails_the_dag(runs):
     assert "recovery-point-offset-checkpoint" in runs.result["unsound"]["xcom"]["verify"]["findings"][0]
 
 
-def test_a_brokers_lock_is_tried_again_later(runs):
+def test_task_is_retried_while_a_broker_holds_the_lock(runs):
     result = runs.result["locked"]
     ((task, said),) = result["retried"]
     assert task == "reindex"
@@ -397,27 +397,27 @@ def test_a_brokers_lock_is_tried_again_later(runs):
 
 
 @pytest.mark.parametrize(("name", "code"), [("environment", 5), ("1", 1)])
-def test_a_defect_and_a_missing_environment_fail_at_once(runs, name, code):
+def test_defect_and_missing_environment_fail_without_retry(runs, name, code):
     assert _states(runs, name) == ("failed", "upstream_failed", "upstream_failed")
     assert runs.result[name]["tries"]["check"] == 1
     assert runs.result[name]["xcom"]["check"] == {"exit_code": code, "totals": {}, "n_findings": 0, "findings": []}
 
 
-def test_a_wrong_lastkey_home_fails_at_once(runs):
+def test_wrong_lastkey_home_fails_without_retry(runs):
     assert _states(runs, "nowhere") == ("failed", "upstream_failed", "upstream_failed")
     assert runs.result["nowhere"]["tries"]["check"] == 1
     assert "is the variable lastkey_home a checkout?" in runs.log["nowhere"]
 
 
 @pytest.mark.parametrize(("name", "code"), [("143", 143), ("killed", -9)])
-def test_a_job_that_a_signal_ended_is_tried_again(runs, name, code):
+def test_job_that_a_signal_terminated_is_retried(runs, name, code):
     assert _states(runs, name) == ("failed", "upstream_failed", "upstream_failed")
     assert runs.result[name]["tries"]["check"] == 2
     assert runs.result[name]["xcom"]["check"]["exit_code"] == code
     assert "--config=settings.toml" in runs.log[name]
 
 
-def test_a_task_that_is_killed_takes_the_job_with_it(runs):
+def test_killed_task_terminates_its_job(runs):
     assert _states(runs, "endless") == ("failed", "upstream_failed", "upstream_failed")
     assert runs.result["endless"]["tries"]["check"] == 2
     jobs = [int(pid) for pid in re.findall(r"process (\d+)", runs.log["endless"])]
@@ -437,7 +437,7 @@ def test_nightly_dag_compacts_verifies_and_reports_needed_segments(runs):
     assert [post["run"] for post in runs.posted if post["tasks"]["compact"]["exit_code"] == 0] == []
 
 
-def test_a_partition_that_is_uncleanable_fails_the_night_and_is_reported(runs):
+def test_uncleanable_partition_fails_the_dag_run_and_is_reported(runs):
     """The others are compacted and verified."""
     result = runs.result["uncleanable"]
     assert result["state"] == "failed"

@@ -25,7 +25,7 @@ FUZZ = "tests/attack/test_fuzz.py"
 _LINE = re.compile(r"^(?:corruption|fuzzing), .* crashes, .* hangs, .*$", re.MULTILINE)
 
 
-def test_kernels_with_bounds_checks(
+def test_kernels_pass_their_tests_with_bounds_checks(
     request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if request.config.getoption("--attack-case"):
@@ -36,8 +36,10 @@ def test_kernels_with_bounds_checks(
     environment |= {"NUMBA_BOUNDSCHECK": "1", SHARED: str(shared_folder(tmp_path_factory))}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *(str(HERE / name) for name in ATTACKS), "-q", "-n", "0", *options,
-         "--deselect", "tests/attack/test_corruption.py::test_report_page",  # the job `report` runs the same kernels
-         "--deselect", f"{FUZZ}::test_compiled_kernels_give_what_plain_ones_give",  # test_the_corpus has these inputs
+         # the job `report` runs the same kernels
+         "--deselect", "tests/attack/test_corruption.py::test_report_page_reports_or_ignores_each_damage",
+         # test_each_corpus_input_ends_as_its_target_allows has these inputs
+         "--deselect", f"{FUZZ}::test_compiled_kernels_equal_interpreted_kernels",
          "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'child'}"],
         cwd=request.config.rootpath, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -17,5 +17,5 @@ FEW = 2  # rounds
 
 
 @pytest.mark.parametrize("who", PARTIES)
-def test_rounds(request: pytest.FixtureRequest, attacker: Warm, who: str) -> None:
+def test_concurrent_runs_leave_a_consistent_store(request: pytest.FixtureRequest, attacker: Warm, who: str) -> None:
     attacker.attack(request, f"concurrency, {who}", who, FEW, "rounds")

@@ -23,7 +23,9 @@ _PAGES: Final = 3
 FEW, FEW_PAGES = 13, 3  # damages: one of each kind for each job
 
 
-def test_report_page(request: pytest.FixtureRequest, specimens: dict[str, Specimen], tmp_path: Path) -> None:
+def test_report_page_reports_or_ignores_each_damage(
+    request: pytest.FixtureRequest, specimens: dict[str, Specimen], tmp_path: Path
+) -> None:
     """A case takes half a second: use a few specimens, as the seed draws them, and make their undamaged pages first."""
     seed = request.config.getoption("--attack-seed")
     case = request.config.getoption("--attack-case")
@@ -35,7 +37,9 @@ def test_report_page(request: pytest.FixtureRequest, specimens: dict[str, Specim
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_job(request: pytest.FixtureRequest, specimens: dict[str, Specimen], tmp_path: Path, job: str) -> None:
+def test_job_reports_or_ignores_each_damage(
+    request: pytest.FixtureRequest, specimens: dict[str, Specimen], tmp_path: Path, job: str
+) -> None:
     """Undamaged inputs come first, in this process: this compiles kernels, and makes the outputs to compare with."""
     judge = Judge(job, JOBS[job], specimens, tmp_path)
     cases, of = all_cases(specimens, f"{request.config.getoption('--attack-seed')}, {job}")

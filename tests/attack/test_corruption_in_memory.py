@@ -22,7 +22,9 @@ _LOOK_EACH = 64
 FEW = 400  # damages
 
 
-def test_parsers(request: pytest.FixtureRequest, specimens: dict[str, Specimen], tmp_path: Path) -> None:
+def test_parsers_reject_or_read_damaged_bytes(
+    request: pytest.FixtureRequest, specimens: dict[str, Specimen], tmp_path: Path
+) -> None:
     healthy = {(s.name, path): parse(data, path) for s in specimens.values() for path, data in s.files.items()}
     wrong = {at: seen.problems for at, seen in healthy.items() if seen.problems}
     assert not wrong, wrong

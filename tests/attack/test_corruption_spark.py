@@ -42,7 +42,7 @@ FEW = 8  # damages: partitions of one archive
 _LARGE = replace(CONFIG, job=replace(CONFIG.job, split_by="always", engine="spark"))
 
 
-def test_large_partitions(
+def test_damaged_large_partition_equals_the_result_of_one_task(
     request: pytest.FixtureRequest, spark: SparkSession, specimens: dict[str, Specimen], tmp_path: Path
 ) -> None:
     """Each partition gives a problem, or byte for byte the files that one task makes."""
@@ -70,7 +70,7 @@ def test_large_partitions(
     attack(request, "large partitions", cases, of, FEW, work)
 
 
-def test_stream(
+def test_stream_over_damage_equals_the_reader_without_spark(
     request: pytest.FixtureRequest, spark: SparkSession, specimens: dict[str, Specimen], tmp_path: Path
 ) -> None:
     """Spark's own stream gives the same rows, partition by partition, as our reader without Spark, which

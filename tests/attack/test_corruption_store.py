@@ -18,7 +18,7 @@ from tests.attack.warm import Warm
 FEW = 4  # damages: other ones for each job
 
 
-def test_each_damage_can_be_done() -> None:
+def test_each_damage_changes_its_file() -> None:
     told = json.dumps({"generation": {"number": 1, "segments": [{"base": 0}]}, "crc32c": 3}).encode()
     files = {"segments/t-0/1-a/manifest.json": told, "segments/t-1/1-a/manifest.json": told + b"\n"}
     done = [
@@ -30,7 +30,7 @@ def test_each_damage_can_be_done() -> None:
     assert len(done) > 10 * len(told)
 
 
-def test_each_case_is_drawn_once_in_any_order() -> None:
+def test_seed_selects_each_case_once_in_any_order() -> None:
     of = [Stream("s", path, "flip", n, lambda i: (i,)) for path, n in (("a", 3), ("b", 1))]
     orders = {tuple(map(str, shuffled(of, random.Random(seed)))) for seed in range(1000)}
     assert len(orders) == 24
@@ -40,5 +40,7 @@ def test_each_case_is_drawn_once_in_any_order() -> None:
 @pytest.mark.attack
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
-def test_job(request: pytest.FixtureRequest, attacker: Warm, job: str) -> None:
+def test_job_reports_or_ignores_each_damage_of_a_store(
+    request: pytest.FixtureRequest, attacker: Warm, job: str
+) -> None:
     attacker.attack(request, f"corruption of a store, {job}", f"store/{job}", FEW, "damaged stores")

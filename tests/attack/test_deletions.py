@@ -24,7 +24,7 @@ MOST_FAILURES = 3
 SHRINK_SECONDS = 60.0
 
 
-def test_no_command_misses_files_reported_as_not_needed(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_no_command_needs_files_reported_as_not_needed(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     option, tally, found, tried = request.config.getoption, Tally(), [], 0
     others = (number for number in itertools.count() if number not in FIRST)
     sequences = (Case(option("--attack-seed"), number) for number in itertools.chain(FIRST, others))
@@ -45,7 +45,7 @@ def test_no_command_misses_files_reported_as_not_needed(request: pytest.FixtureR
     assert tally.deleted or option("--attack-case"), line
 
 
-def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_check_detects_a_wrong_answer_of_archive_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`archive-needed` forgets where the next run, or one after a rollback, reads on."""
     monkeypatch.setattr(needed, "_first_read", lambda *_: None)
     monkeypatch.setattr(needed, "_reads_the_same", lambda *_: True)

@@ -88,7 +88,7 @@ def case_named(name: str) -> Case:
     return Case(int(seed), tuple(map(int, operations.split(",")))) if operations else draw_case(int(seed))
 
 
-def test_both_cleaners_clean_logs_of_kafka_alike(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_both_cleaners_write_the_same_logs(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     option = request.config.getoption
     first = option("--attack-seed") * 1_000_000
     cases = chosen(request, map(draw_case, itertools.count(first)), FEW, case_named)
@@ -115,7 +115,7 @@ def test_both_cleaners_clean_logs_of_kafka_alike(request: pytest.FixtureRequest,
         pytest.param("57001000320:4,9,10,12,13,14,21,22,23,24,25,26", id="a crash, a day after a producer wrote"),
     ],
 )  # fmt: skip
-def test_cases_that_once_differed(name: str, tmp_path: Path) -> None:
+def test_earlier_differences_are_fixed(name: str, tmp_path: Path) -> None:
     done = Cleaned()
     assert different(case_named(name), tmp_path / "log", done) is None
     assert done.logs == {EQUAL: 1}

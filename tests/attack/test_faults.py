@@ -19,6 +19,6 @@ FEW = 4  # mishaps: other ones for each job
 
 
 @pytest.mark.parametrize("job", KINDS)
-def test_job(request: pytest.FixtureRequest, attacker: Warm, job: str) -> None:
+def test_job_survives_each_fault_of_an_operation(request: pytest.FixtureRequest, attacker: Warm, job: str) -> None:
     tried = attacker.attack(request, f"faults, {job}", job, FEW, "mishaps")
     assert tried.total > 20 * tried.counts[MISSED], "a run makes the same operations each time"

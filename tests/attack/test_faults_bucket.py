@@ -240,7 +240,7 @@ def judged(world: World, case: Case) -> str:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_faults_in_a_bucket(request: pytest.FixtureRequest, world: World, job: str) -> None:
+def test_job_survives_faults_of_a_bucket(request: pytest.FixtureRequest, world: World, job: str) -> None:
     prepare(world, job)
     cases = [Case(job, mishap, n) for mishap in MISHAPS for n in range(world.requests[job])]
     of = len(cases)

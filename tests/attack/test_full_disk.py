@@ -26,7 +26,7 @@ def on_small_disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm | 
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_job(request: pytest.FixtureRequest, on_small_disks: Warm | None, job: str) -> None:
+def test_job_survives_a_full_disk(request: pytest.FixtureRequest, on_small_disks: Warm | None, job: str) -> None:
     """If nothing can be mounted, the faults' "full" of each operation tests the same."""
     name = f"full disk, {job}"
     if on_small_disks is None:

@@ -55,7 +55,7 @@ def _verdict(name: str, data: bytes) -> str:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_corpus(target: str) -> None:
+def test_each_corpus_input_ends_as_its_target_allows(target: str) -> None:
     """Known inputs stay: each ends as its target allows."""
     inputs = corpus(target)
     assert inputs
@@ -63,7 +63,7 @@ def test_the_corpus(target: str) -> None:
         TARGETS[target](data)
 
 
-def test_the_corpus_is_small() -> None:
+def test_corpus_is_below_its_size_limit() -> None:
     kept = _whole_corpus()
     assert {path.name for path in CORPUS.iterdir()} == set(TARGETS)
     assert sum(map(len, kept.values())) < _MOST_KEPT_BYTES
@@ -73,7 +73,7 @@ def test_the_corpus_is_small() -> None:
 
 
 @pytest.mark.slow
-def test_compiled_kernels_give_what_plain_ones_give(tmp_path: Path) -> None:
+def test_compiled_kernels_equal_interpreted_kernels(tmp_path: Path) -> None:
     kept = _whole_corpus()
     done = _child("digests", _flat(kept, tmp_path / "inputs"))
     assert done.returncode == 0, done.stderr
@@ -101,7 +101,9 @@ def _fuzzed(folder: Path, n: int, seed: int) -> tuple[int, str]:
 
 @pytest.mark.attack
 @pytest.mark.slow
-def test_fuzz(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_fuzzer_finds_no_failure(
+    request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     option = request.config.getoption
     if option("--attack-case"):
         target, _, data = option("--attack-case").partition("/")

@@ -27,7 +27,7 @@ CASES_OF_A_LOG = 20
 MOST_FAILURES = 5
 
 
-def test_result_has_every_record_that_any_copy_has(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_merge_result_has_every_record_of_every_copy(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     seed, tally, found, tried = request.config.getoption("--attack-seed"), Counter[str](), [], 0
     logs = _Logs(tmp_path / "logs")
     for case in chosen(request, (f"{seed}/{n}" for n in itertools.count()), FEW, str):

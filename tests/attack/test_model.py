@@ -31,7 +31,7 @@ MOST_FAILURES = 3
 SHRINK_SECONDS = 60.0
 
 
-def test_months_of_commands_lose_nothing(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_random_command_sequences_lose_no_record(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     option = request.config.getoption
     sequences = (Case(option("--attack-seed"), number) for number in itertools.count())
     known = {} if option("--attack-known") else KNOWN
@@ -69,7 +69,7 @@ def lost(tmp_path: Path) -> str:
     return ""
 
 
-def test_a_winner_that_the_cleaner_drops_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_check_detects_a_dropped_last_record_of_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The product forgets that one record is the last of its key. Its own checks before the commit compare the written
     bytes with its decisions, and find nothing.
     """
@@ -88,7 +88,7 @@ def test_a_winner_that_the_cleaner_drops_is_found(monkeypatch: pytest.MonkeyPatc
     assert "it is the last of its key" in lost(tmp_path)
 
 
-def test_a_record_taken_out_of_a_generation_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_check_detects_a_record_missing_in_a_generation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The last record of a segment in the store is removed, and its batch has a right checksum. verify would notice by
     the checksum of the file, but the model reads the file first.
     """

@@ -11,7 +11,7 @@ from tests.bench.bench_year import Year
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
 
-def test_nights_with_failures_over_several_topics(tmp_path: Path) -> None:
+def test_runs_with_failures_over_several_topics_lose_no_record(tmp_path: Path) -> None:
     year = Year(tmp_path, n_topics=6, seed=3)
     year.begin()
     for _ in range(60):

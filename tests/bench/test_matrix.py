@@ -6,7 +6,7 @@ from docs.make_pictures import HERE, THEMES
 from tests.bench import matrix
 
 
-def test_table_and_plots_show_the_results():
+def test_matrix_table_and_plots_show_the_results():
     rows = matrix.read(HERE / "benchmark.jsonl")
     assert len(rows) == len({row["name"] for row in rows}) > 40
     shown = matrix.PAGE.read_text().partition(matrix.BEGIN)[2].partition(matrix.END)[0]

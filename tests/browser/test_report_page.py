@@ -74,7 +74,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", ["example", "hostile", "large", "many"])
 @pytest.mark.parametrize(("width", "dark"), SCREENS)
-def test_a_page_on_a_screen(chrome, pages, name, width, dark):
+def test_page_fits_the_screen_and_loads_nothing_else(chrome, pages, name, width, dark):
     page = pages[name]
     seen = look(chrome, page, width=width, dark=dark)
     assert seen == {"requests": [page.as_uri()], "console": []}
@@ -91,7 +91,7 @@ def test_a_page_on_a_screen(chrome, pages, name, width, dark):
     assert chrome.execute_script(CONTRAST) >= 4.5
 
 
-def test_every_plot_has_words_and_a_table(chrome, pages):
+def test_every_plot_has_a_description_and_a_table(chrome, pages):
     look(chrome, pages["example"], width=1280)
     figures = chrome.execute_script(
         "return [...document.querySelectorAll('figure')].map(f => [f.querySelector('[role=img]').ariaLabel,"
@@ -100,7 +100,7 @@ def test_every_plot_has_words_and_a_table(chrome, pages):
     assert figures and all(label and caption and rows for label, caption, rows in figures)
 
 
-def test_print_is_light_with_open_topics(chrome, pages):
+def test_print_has_light_colours_and_unfolded_topics(chrome, pages):
     look(chrome, pages["example"], width=1280, dark=True)
     inside = """return [...document.querySelectorAll('details.box')].map(
         e => getComputedStyle(e, '::details-content').contentVisibility)"""
@@ -136,7 +136,7 @@ def press(chrome: Chrome, *keys: str) -> None:
     ActionChains(chrome).send_keys(*keys).perform()
 
 
-def test_a_click_sorts_by_figures_the_next_one_backwards(chrome, pages):
+def test_click_sorts_by_value_and_second_click_reverses(chrome, pages):
     """The test sorts the values from which the cells were rendered."""
     look(chrome, pages["many"], width=1280)
     profiles = many().profiles
@@ -157,7 +157,7 @@ def test_a_click_sorts_by_figures_the_next_one_backwards(chrome, pages):
             assert sorts == [direction if i == column else None for i in range(12)]
 
 
-def test_names_are_sorted_as_people_count(chrome, pages):
+def test_names_are_sorted_in_natural_order(chrome, pages):
     look(chrome, pages["many"], width=1280)
     chrome.find_element("css selector", "#all-partitions th button").click()
     shown, sorts = chrome.execute_script(COLUMN, 0)
@@ -165,7 +165,7 @@ def test_names_are_sorted_as_people_count(chrome, pages):
     assert [name for name in shown if name.startswith("t-")] == [f"t-{t}-{n}" for t in (9, 10) for n in range(3)]
 
 
-def test_a_search_leaves_what_has_every_word(chrome, pages):
+def test_search_shows_rows_with_every_word(chrome, pages):
     look(chrome, pages["many"], width=1280)
     names = [p.name() for p in many().profiles]
     box = chrome.find_element("id", "search")
@@ -180,7 +180,7 @@ def test_a_search_leaves_what_has_every_word(chrome, pages):
     assert len(chrome.execute_script(NAMES)[0]) == 300
 
 
-def test_the_keyboard_alone_searches_sorts_and_opens(chrome, pages):
+def test_keyboard_can_search_sort_and_unfold(chrome, pages):
     from selenium.webdriver.support.wait import WebDriverWait
 
     look(chrome, pages["many"], width=1280)
@@ -232,7 +232,7 @@ def test_page_without_scripts_is_complete(chrome, pages):
         chrome.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-def test_no_other_script_runs(chrome, pages):
+def test_content_policy_blocks_other_scripts(chrome, pages):
     page = pages["many"].with_name("injected.html")
     script = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\"></main>"
     page.write_text(pages["hostile"].read_text().replace("</main>", script))

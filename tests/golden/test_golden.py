@@ -12,16 +12,16 @@ from tests.golden import DUMPED, PASSES, case_names, golden
 KINDS = ("input", *(f"expected{number}" for number in PASSES))
 
 
-def test_every_case_of_the_specs_is_there_and_no_other(cases):
+def test_archive_has_exactly_the_cases_of_the_specs(cases):
     assert sorted(path.name for path in next(iter(cases.values())).folder.parent.iterdir()) == case_names()
 
 
-def test_golden_data_is_unpacked_once_a_session(cases, tmp_path_factory):
+def test_golden_data_is_unpacked_once_per_session(cases, tmp_path_factory):
     assert golden(tmp_path_factory)["few-keys"].folder == cases["few-keys"].folder
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_files_are_those_of_the_meta_data(cases, name):
+def test_files_equal_their_metadata(cases, name):
     case = cases[name]
     for partition in case.partitions:
         for kind in KINDS:
@@ -31,7 +31,7 @@ def test_files_are_those_of_the_meta_data(cases, name):
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_clocks_rise_and_logs_are_as_old_as_their_making(cases, name):
+def test_timestamps_increase_and_match_the_creation_time(cases, name):
     case = cases[name]
     for partition in case.partitions:
         clocks = [case.now_ms(number, partition) for number in PASSES]
@@ -40,7 +40,7 @@ def test_clocks_rise_and_logs_are_as_old_as_their_making(cases, name):
             assert clocks[0] / 1000 - 3600 < log.stat().st_mtime < clocks[0] / 1000 + 60
 
 
-def test_some_files_come_with_the_text_of_kafka_dump_log(cases):
+def test_some_files_have_the_output_of_kafka_dump_log(cases):
     texts = {file: text for case in cases.values() for file, text in case.dumps().items()}
     assert {name for name, case in cases.items() if case.dumps()} == set(DUMPED)
     assert {file.suffix for file in texts} == {".log", ".index", ".timeindex", ".txnindex", ".snapshot"}

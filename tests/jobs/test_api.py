@@ -33,7 +33,7 @@ BAD_SETTING = {"defaults": {"segment.byte": 1}}
 # -- names
 
 
-def test_importing_the_package_brings_nothing_heavy_and_names_everything():
+def test_importing_the_package_loads_no_heavy_module_and_exports_all_names():
     code = (
         "import sys, lastkey; heavy = {'pyspark', 'numba', 'pyarrow', 'numpy', 'click', 'pandas'} & set(sys.modules);"
         "print(sorted(heavy), set(lastkey.__all__) <= set(dir(lastkey)));"
@@ -44,7 +44,7 @@ def test_importing_the_package_brings_nothing_heavy_and_names_everything():
     assert done.stdout == "[] True\nFalse False\nFalse\n"
 
 
-def test_every_public_name_is_there_documented_and_its_home_s():
+def test_every_public_name_exists_is_documented_and_names_its_module():
     assert sorted(lastkey.__all__) == sorted(lastkey._HOMES)
     for name in lastkey.__all__:
         found = getattr(lastkey, name)
@@ -79,7 +79,7 @@ def asked(monkeypatch):
     return options
 
 
-def test_globs_settings_and_paths_may_be_given_in_python_s_ways(asked, tmp_path):
+def test_globs_settings_and_paths_accept_python_types(asked, tmp_path):
     names = tmp_path / "names.txt"
     names.write_text("c\n")
     config = tmp_path / "c.toml"
@@ -121,7 +121,7 @@ def test_a_list_that_narrows_a_run_never_widens_it_when_it_is_empty(job, name, w
     assert [options.topics for options in taken] == [EVERY_TOPIC] * 3
 
 
-def test_options_that_may_be_empty(asked):
+def test_empty_options_are_accepted(asked):
     assert asked("compact", "A", "S", reset=[]).reset is None
     assert asked("erase", "S", "H", key=[], keys="F").key == ()
     with pytest.raises(TypeError, match=r"partitions: expected numbers of partitions, .*, found \[\]"):
@@ -187,7 +187,7 @@ def test_an_argument_of_another_type_is_a_type_error(job, given, said):
         ("convert", {"archive": EXAMPLE, "to": "v3", "output": ROOT}, f"{EXAMPLE} --to v3 --output {ROOT}"),
     ],
 )
-def test_an_error_has_the_words_of_the_command_line(job, given, words, capsys, tmp_path, monkeypatch):
+def test_error_text_equals_that_of_the_command_line(job, given, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     handler = signal.getsignal(signal.SIGTERM)
     code = cli.main([job, *words.split()])
@@ -209,7 +209,7 @@ def test_an_error_has_the_words_of_the_command_line(job, given, words, capsys, t
         ({"config": BAD_SETTING}, "settings: [defaults]: unknown setting 'segment.byte'"),
     ],
 )
-def test_a_value_that_click_would_refuse_is_a_usage_error(given, said):
+def test_value_that_click_refuses_is_a_usage_error(given, said):
     with pytest.raises(UsageError) as raised:
         lastkey.compact("A", "S", **given)
     assert raised.value.line().startswith(said)
@@ -225,7 +225,7 @@ def test_a_value_that_click_would_refuse_is_a_usage_error(given, said):
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],
 )
-def test_api_raises_job_errors_and_passes_defects_on(error, kind, monkeypatch, tmp_path):
+def test_api_raises_job_errors_and_propagates_defects(error, kind, monkeypatch, tmp_path):
     def fails(options, progress):
         raise error
 
@@ -240,7 +240,7 @@ def test_api_raises_job_errors_and_passes_defects_on(error, kind, monkeypatch, t
 # -- the jobs
 
 
-def test_a_job_called_from_a_thread_leaves_signals_log_and_stdout_alone(tmp_path, capfd, now_ms):
+def test_job_called_from_a_thread_does_not_change_signals_log_and_stdout(tmp_path, capfd, now_ms):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], logging.getLogger().handlers[:]
     store, out, reports = tmp_path / "store", tmp_path / "out", []
 
@@ -280,7 +280,7 @@ def test_api_leaves_signals_to_the_caller(tmp_path, monkeypatch, now_ms):
     assert not stopping._HANDLES.get()
 
 
-def test_partitions_that_are_uncleanable_are_in_the_report(tmp_path, now_ms):
+def test_uncleanable_partitions_are_in_the_report(tmp_path, now_ms):
     shutil.copytree(EXAMPLE, tmp_path / "archive")
     _remove_second_segment(tmp_path / "archive" / "clicks-0")
     report = lastkey.compact(
@@ -303,7 +303,7 @@ def _remove_second_segment(folder: Path) -> Path:
     return second
 
 
-def test_an_open_partition_gives_its_records_over_all_segments():
+def test_open_partition_reads_records_of_all_segments():
     with lastkey.open_partition(EXAMPLE / "clicks-0") as log:
         every = pa.Table.from_batches(log.records())
         parts = [lastkey.open_segment(path).to_arrow() for path in sorted((EXAMPLE / "clicks-0").glob("*.log"))]
@@ -316,7 +316,7 @@ def test_an_open_partition_gives_its_records_over_all_segments():
             log.records(["ofset"])
 
 
-def test_an_open_partition_fails_at_a_gap_unless_it_is_accepted(tmp_path):
+def test_open_partition_fails_at_a_gap_unless_gaps_are_accepted(tmp_path):
     """`logformat.open_partition` passed over it without a word."""
     folder = tmp_path / "clicks-0"
     shutil.copytree(EXAMPLE / "clicks-0", folder)
@@ -339,13 +339,13 @@ def test_an_open_partition_fails_at_a_gap_unless_it_is_accepted(tmp_path):
         (5, "fail", TypeError, "path_or_uri: expected a path or URI, found 5"),
     ],
 )
-def test_paths_that_cannot_be_opened(path, gaps, kind, said):
+def test_invalid_partition_paths_are_refused(path, gaps, kind, said):
     with pytest.raises(kind) as raised:
         lastkey.open_partition(path, gaps=gaps)
     assert said in str(raised.value)
 
 
-def test_an_archive_that_is_missing():
+def test_missing_archive_is_refused():
     with pytest.raises(MissingPathError, match="/nope: expected a folder with Kafka log directories, found none"):
         lastkey.open_archive("/nope")
     with pytest.raises(TypeError, match="path_or_uri: expected a path or URI, found 5"):
@@ -361,7 +361,7 @@ def test_an_archive_that_is_missing():
         (("keys", "archive"), {}, "name a place for them with --audits STORE"),
     ],
 )
-def test_an_audit_has_the_words_of_its_command(places, given, said):
+def test_audit_function_equals_its_command(places, given, said):
     with pytest.raises(UsageError) as raised:
         lastkey.audit(*places, **given)
     assert said in raised.value.line()

@@ -70,7 +70,7 @@ def delete(lab: Lab, capsys: Any, *options: str) -> list[str]:
     return [path.name for path in paths]
 
 
-def test_a_year_of_nights_ends_as_one_full_compaction_of_the_whole_archive(lab, capsys, tmp_path):
+def test_year_of_runs_equals_one_full_compaction_of_the_archive(lab, capsys, tmp_path):
     deleted = []
     for n in range(1, len(NIGHTS) + 1):
         night(lab, n)
@@ -143,7 +143,7 @@ def lost_manifest(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("harm", [damaged_store, lost_in_store, lost_manifest])
-def test_a_store_that_does_not_hold_it_makes_all_of_it_needed(lab, capsys, harm):
+def test_archive_missing_in_the_store_is_needed_completely(lab, capsys, harm):
     night(lab, 4)
     before = asked(lab, capsys)
     assert before["not_needed"]["segments"]
@@ -156,7 +156,7 @@ def test_a_store_that_does_not_hold_it_makes_all_of_it_needed(lab, capsys, harm)
     assert not found["judged"]
 
 
-def test_a_file_that_is_another_one_now_and_all_above_it_are_needed(lab, capsys):
+def test_changed_file_and_all_later_files_are_needed(lab, capsys):
     night(lab, 5)
     before = asked(lab, capsys)
     second = sorted((lab.archive / "t-0").glob("*.log"))[1]
@@ -218,7 +218,7 @@ def test_active_run_leaves_partition_unjudged(lab, capsys):
     assert (found["kinds"], found["files"]) == ({"not_judged"}, [])
 
 
-def test_a_gap_that_was_accepted_keeps_what_is_beside_and_above_it(lab, capsys):
+def test_files_beside_and_above_an_accepted_gap_are_needed(lab, capsys):
     write_partition(lab.archive / "t-0", "||".join([*NIGHTS, ""]))
     logs = sorted((lab.archive / "t-0").glob("*.log"))
     for path in (lab.archive / "t-0").glob(f"{logs[2].stem}.*"):
@@ -271,7 +271,7 @@ def test_archive_needed_writes_no_file(lab, capsys):
     assert "alone holds what was in them: compact --reset would start without them" in text[1]
 
 
-def test_a_path_that_would_read_as_two_is_not_listed(lab, capsys):
+def test_path_with_a_line_break_is_not_listed(lab, capsys):
     night(lab, 4)
     assert asked(lab, capsys)["files"]
     hostile = lab.archive / "disk\n" / "etc"
@@ -281,7 +281,7 @@ def test_a_path_that_would_read_as_two_is_not_listed(lab, capsys):
     assert (found["kinds"], found["files"]) == ({"entries"}, [])
 
 
-def test_paths_of_a_bucket_are_those_that_its_tools_take():
+def test_paths_of_a_bucket_have_the_notation_of_its_tools():
     bucket = pafs.S3FileSystem(anonymous=True, region="eu-west-1")
     root = Root("s3://bucket/archive?endpoint_override=localhost", bucket, "bucket/archive")
     assert root.full_uri("t-0/0.log") == "s3://bucket/archive/t-0/0.log"

@@ -33,7 +33,7 @@ _TOML = """
 
 
 @pytest.mark.parametrize("wrong_ms", [START_MS + YEAR_MS, 4_200_000_000_000, 100_000_000_000])
-def test_one_run_with_a_wrong_clock_stops_none_after_it(
+def test_run_with_a_wrong_clock_does_not_block_later_runs(
     tmp_path: Path, wrong_ms: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Clocks one year ahead, after 2038, and in 1973. Retention removes the records that are old by that clock; a
@@ -70,7 +70,7 @@ def _ahead(monkeypatch: pytest.MonkeyPatch, years: int) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: real() + years * YEAR_MS * 1_000_000)
 
 
-def test_a_vacuum_whose_clock_is_ahead_takes_nothing_young(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vacuum_with_a_clock_ahead_deletes_no_recent_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the store's times: what was replaced a moment ago may be read, and a run may be at work."""
     maker = StoreMaker(tmp_path)
     for generation in (1, 2, 3):
@@ -86,7 +86,9 @@ def test_a_vacuum_whose_clock_is_ahead_takes_nothing_young(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("years", [-20, 0, 1])
-def test_tables_keep_what_is_young_by_the_store(tmp_path: Path, years: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_keep_files_that_are_recent_by_the_time_of_the_store(
+    tmp_path: Path, years: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commits, and data files of a version that was replaced, or that a run has written and not committed yet."""
     state = open_state(str(tmp_path))
     for generation in range(1, 45):
@@ -99,7 +101,7 @@ def test_tables_keep_what_is_young_by_the_store(tmp_path: Path, years: int, monk
     assert {path for path in (tmp_path / "state").rglob("*") if path.is_file()} >= before
 
 
-def test_files_with_a_future_time_stay_and_stop_no_run(tmp_path: Path) -> None:
+def test_files_with_a_future_time_are_kept_and_block_no_run(tmp_path: Path) -> None:
     """A clock that was set right again: their age is unknown."""
     maker = StoreMaker(tmp_path)
     for generation in (1, 2, 3):

@@ -178,25 +178,27 @@ def on_a_disk(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     return everything(str(root / "archive"), str(root / "jobs"), here)
 
 
-def test_every_job_gives_the_same(bucket: str, on_a_disk: dict[str, object], tmp_path: Path) -> None:
+def test_every_job_gives_the_same_result_in_each_cloud(
+    bucket: str, on_a_disk: dict[str, object], tmp_path: Path
+) -> None:
     found = everything(f"{bucket}/archive", f"{bucket}/jobs", tmp_path)
     for name, expected in on_a_disk.items():
         assert found[name] == expected, name
 
 
 @pytest.mark.parametrize("name", ["kafka_log", "kafka_log_batches", "kafka_log_index"])
-def test_data_sources_give_the_same(bucket: str, name: str) -> None:
+def test_data_sources_read_the_same_rows_in_each_cloud(bucket: str, name: str) -> None:
     ours, expected = read(name, f"{bucket}/archive"), read(name, EXAMPLE)
     names = [column for column in expected.column_names if column != "path"]
     assert ours.select(names).equals(expected.select(names)) and ours.num_rows
 
 
-def test_one_of_several_racing_writers_wins(bucket: str) -> None:
+def test_one_of_several_concurrent_writers_commits(bucket: str) -> None:
     out = race(f"{bucket}/race", 4, 5, kill=2, seed=1)
     assert {"done", "conflict"} <= set(out.said.values()) <= {"done", "conflict", "unsure"}
 
 
-def test_missing_bucket(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_bucket_is_a_usage_error(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
     scheme = bucket.partition("://")[0]
     for words in (("verify", f"{scheme}://missing/a"), ("vacuum", "--store", f"{scheme}://missing/a")):
         code, line, error = said_by(capsys, *words)
@@ -220,7 +222,7 @@ WRONG = f"A{KEY[1:]}"
     ],
     ids=["key", "endpoint"],
 )
-def test_azure_that_cannot_be_used_is_one_line(azure, words, given, kind, said, capsys) -> None:
+def test_unusable_azure_account_is_a_one_line_error(azure, words, given, kind, said, capsys) -> None:
     with socket.socket() as taken:  # so that no other process can listen there
         taken.bind(("127.0.0.1", 0))
         closed = f"http://127.0.0.1:{taken.getsockname()[1]}/{ACCOUNT}"
@@ -231,7 +233,7 @@ def test_azure_that_cannot_be_used_is_one_line(azure, words, given, kind, said, 
     assert line.startswith("error: az://logs at http://127.0.0.1:") or line.startswith("error: Azure at http://127")
 
 
-def test_both_names_of_a_container(azure: str) -> None:
+def test_both_uris_of_a_container_are_equal(azure: str) -> None:
     whole = f"abfss://logs@{ACCOUNT}.dfs.core.windows.net/archive"
     assert is_same("az://logs/archive", whole) and not is_same("az://other/archive", whole)
     assert file_system(whole)[1] == file_system("az://logs/archive")[1] == "logs/archive"
@@ -255,7 +257,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("server", ENDPOINTS)
-def test_a_server_that_refuses_or_cuts_is_one_line(server, kind, request, capsys) -> None:
+def test_refused_or_closed_connections_are_a_one_line_error(server, kind, request, capsys) -> None:
     """obstore and delta-rs report the same reason."""
     at = urlsplit(request.getfixturevalue(server))
     scheme, variable = ENDPOINTS[server]
@@ -272,7 +274,7 @@ def test_a_server_that_refuses_or_cuts_is_one_line(server, kind, request, capsys
 
 
 @pytest.mark.parametrize("server", ENDPOINTS)
-def test_writers_race_while_answers_are_lost_and_writers_killed(server, request) -> None:
+def test_one_of_several_writers_commits_despite_lost_responses_and_kills(server, request) -> None:
     request.getfixturevalue(server)
     scheme, variable = ENDPOINTS[server]
     with losing(3, variable) as lost:
@@ -285,7 +287,7 @@ SERVER_SIDE = re.compile(r"(?:PUT|POST) .*(?:segments|state)")
 
 
 @pytest.mark.parametrize("server", ENDPOINTS)
-def test_a_slow_and_faulty_server_costs_time_alone(server, request, tmp_path, capsys, monkeypatch) -> None:
+def test_slow_and_faulty_server_only_delays_a_run(server, request, tmp_path, capsys, monkeypatch) -> None:
     """Answers that are late, refused, cut or lost in the middle of runs; what they give is the same.
 
     Of one request at most two attempts in a row fail.
@@ -312,7 +314,7 @@ def test_a_slow_and_faulty_server_costs_time_alone(server, request, tmp_path, ca
 
 @pytest.mark.parametrize("server", ENDPOINTS)
 @pytest.mark.parametrize("fault", [CUT, Fault(status=503, code="ServerBusy")], ids=["cut", "refused"])
-def test_a_file_whose_every_request_fails_is_no_damage(server, fault, request, capsys) -> None:
+def test_file_with_only_failing_requests_is_not_reported_as_damage(server, fault, request, capsys) -> None:
     """The server answers everything else, and also what Lastkey asks after that."""
     at = urlsplit(request.getfixturevalue(server))
     scheme, variable = ENDPOINTS[server]
@@ -328,7 +330,7 @@ SILENT = {"reads": re.compile("GET .*[.]log"), "writes": re.compile("(?:PUT|POST
 
 @pytest.mark.parametrize("when", SILENT)
 @pytest.mark.parametrize("server", ENDPOINTS)
-def test_a_server_that_falls_silent_in_a_run_is_one_line(server, when, request, capsys, monkeypatch) -> None:
+def test_server_that_stops_responding_is_a_one_line_error(server, when, request, capsys, monkeypatch) -> None:
     """The server keeps its connections open but no longer answers."""
     at = urlsplit(request.getfixturevalue(server))
     scheme, variable = ENDPOINTS[server]

@@ -34,7 +34,7 @@ def _calls() -> list[tuple[str, Kind[JobError], ast.Call]]:
     return out
 
 
-def test_every_error_is_made_with_the_fields_of_its_kind() -> None:
+def test_every_error_has_the_fields_of_its_kind() -> None:
     calls = _calls()
     assert len(calls) > 200
     for where, kind, call in calls:
@@ -43,7 +43,7 @@ def test_every_error_is_made_with_the_fields_of_its_kind() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_an_error_of_every_kind_is_a_line_and_crosses_processes(kind: Kind[JobError]) -> None:
+def test_error_of_every_kind_is_one_line_and_can_be_pickled(kind: Kind[JobError]) -> None:
     error = kind(**dict.fromkeys(_fields(kind) | {"position"}, "X"))
     assert type(error) is kind.error_class
     assert error.exit_code in (errors.USAGE, errors.PROBLEMS, errors.CONFLICT, errors.ENVIRONMENT)
@@ -54,7 +54,7 @@ def test_an_error_of_every_kind_is_a_line_and_crosses_processes(kind: Kind[JobEr
     assert WHOLE.fullmatch(kind.cause)
 
 
-def test_each_kind_is_listed_once_and_none_is_left_over() -> None:
+def test_each_error_kind_is_listed_exactly_once() -> None:
     assert len(NAMES) == len(KINDS)
     source = {path: path.read_text() for path in (ROOT / "jobs").rglob("*.py") if path.name != "errors.py"}
     for name, kind in NAMES.items():

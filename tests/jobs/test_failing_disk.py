@@ -38,7 +38,7 @@ _WORDS = (
 
 
 @pytest.mark.parametrize("words", _WORDS)
-def test_an_archive_that_cannot_be_listed_is_a_problem(
+def test_unlistable_archive_is_a_problem(
     part: Partition, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not an archive that holds nothing, with which all is done."""
@@ -54,7 +54,7 @@ def test_an_archive_that_cannot_be_listed_is_a_problem(
 
 @pytest.mark.parametrize("name", ["compaction_checkpoints", "cleaner_runs"])
 @pytest.mark.parametrize("size", [None, 0, 100])
-def test_a_damaged_file_of_a_table_is_named(tmp_path: Path, name: str, size: int | None) -> None:
+def test_damaged_file_of_a_table_is_reported(tmp_path: Path, name: str, size: int | None) -> None:
     state = open_state(str(tmp_path))
     writing.commit_wave(state, [make_commit(0, 1, run_id(1))])
     (file,) = (tmp_path / "state" / name).glob("*.parquet")
@@ -67,9 +67,7 @@ def test_a_damaged_file_of_a_table_is_named(tmp_path: Path, name: str, size: int
     assert "rebuild-state" in raised.value.line()
 
 
-def test_a_checkpoint_that_only_a_vacuum_reads_whole_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_checkpoint_is_reported_by_vacuum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Other jobs do not read removed files."""
     maker = StoreMaker(tmp_path)
     maker.generation("t", 0, 1, {0: b"a"})
@@ -102,7 +100,7 @@ def _good(folder: Path, name: str) -> Path:
     return next((good / "state" / name).glob("*.parquet"))
 
 
-def test_a_table_whose_commits_cannot_be_read_is_not_taken_for_none(
+def test_table_with_unreadable_commits_is_not_treated_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """delta-rs treats files that it has no permission to read as missing."""
@@ -139,14 +137,14 @@ def _flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_the_names_of_a_new_store_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_entries_of_a_new_store_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folders above the store are flushed, so a power cut after the first run cannot remove the store."""
     flushed = _flushed(monkeypatch)
     writing.commit_wave(open_state(str(tmp_path / "new" / "store")), [make_commit(0, 1, run_id(1))])
     assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "store")} <= set(flushed)
 
 
-def test_the_names_of_a_restored_folder_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_entries_of_a_restored_folder_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     maker = StoreMaker(tmp_path)
     maker.generation("t", 0, 1, {0: b"a"})
     flushed = _flushed(monkeypatch)
@@ -154,7 +152,7 @@ def test_the_names_of_a_restored_folder_are_flushed(tmp_path: Path, monkeypatch:
     assert {str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "out")} <= set(flushed)
 
 
-def test_a_lookup_answers_of_what_it_can_list(
+def test_lookup_answers_for_listable_partitions(
     part: Partition, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The lookup reports a problem, because the answer may be in the other folder."""

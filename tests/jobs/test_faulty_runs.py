@@ -62,7 +62,7 @@ def run(tmp_path: Path, commands: list[list[str]], *given: Fault) -> tuple[list[
 
 
 @pytest.mark.slow
-def test_jobs_that_read(two: Partition, tmp_path: Path) -> None:
+def test_failed_reads_are_problems_of_reading_jobs(two: Partition, tmp_path: Path) -> None:
     """Reads fail for good, those too that a kernel makes by the C library's pread."""
     log, archive = two.log(SEGMENT_OFFSETS), str(two.root)
     commands = [
@@ -88,7 +88,7 @@ def test_jobs_that_read(two: Partition, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_failed_read_of_headers_is_made_again(two: Partition, tmp_path: Path) -> None:
+def test_failed_read_of_headers_is_retried(two: Partition, tmp_path: Path) -> None:
     """The C library reports only a byte count. A second read gives the reason of the failure, or the bytes."""
     log = two.log(SEGMENT_OFFSETS)
     commands = [["lookup", str(two.root), "--sizing", "--json"]]
@@ -107,7 +107,7 @@ FULL = {"full-whole": 1 << 30, "full-splits": 500}
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_compact_continues_with_the_others(tmp_path: Path) -> None:
+def test_compact_continues_with_other_partitions(tmp_path: Path) -> None:
     """Whichever read fails, the other partition is committed; a full disk is the machine's. One session for all."""
     parts = {case: _partitions(tmp_path / case) for case in (*READS, *FULL)}
     given = [Fault("read", str(parts[c].log(_THIRD)), nth=nth, error="EIO") for c, (_, nth) in READS.items()]

@@ -111,7 +111,7 @@ def random_type(drawn, depth=0):
 
 
 @pytest.mark.slow
-def test_versions_of_a_schema_are_read_as_java_reads_them(spark):
+def test_schema_versions_are_resolved_as_in_java(spark):
     drawn = random.Random(11)
     agreed = refused = 0
     for _ in range(80):
@@ -173,7 +173,7 @@ def test_decoders_work_on_dataframes(topic):
 
 
 @pytest.mark.slow
-def test_keys_of_other_types(spark, topic):
+def test_partitioner_accepts_keys_of_other_types(spark, topic):
     asked = "kafka_partition('order-17', 50), kafka_partition(17, 50), kafka_partition(17L, 50), kafka_murmur2('abc')"
     packed = (b"order-17", struct.pack(">i", 17), struct.pack(">q", 17))
     expected = [twin.default_partition(key, 50) for key in packed] + [twin.murmur2(b"abc")]
@@ -184,7 +184,7 @@ def test_keys_of_other_types(spark, topic):
 
 
 @pytest.mark.slow
-def test_avro_as_json_text_goes_through_from_json(spark, topic):
+def test_avro_as_json_text_is_readable_by_from_json(spark, topic):
     types = "id bigint, note string, at timestamp, raw binary, price decimal(9,2), lines array<map<string, double>>"
     read = f"kafka_avro(kafka_payload(value), '{SCHEMA}')"
     found = spark.sql(
@@ -197,7 +197,7 @@ def test_avro_as_json_text_goes_through_from_json(spark, topic):
 
 
 @pytest.mark.slow
-def test_avro_as_a_struct(spark, topic):
+def test_avro_is_decoded_to_a_struct(spark, topic):
     register_avro(spark, "orders_avro", SCHEMA)
     register_avro(spark, "orders_by_id", SCHEMA, writers={7: SCHEMA})
     for asked in ("orders_avro(kafka_payload(value))", "orders_by_id(value)"):
@@ -233,7 +233,7 @@ def test_decoders_set_to_fail_raise_at_the_first_bad_row(spark, topic):
     ],
 )
 @pytest.mark.slow
-def test_errors_say_what_is_wrong(spark, topic, asked, problem):
+def test_errors_name_the_wrong_argument(spark, topic, asked, problem):
     with pytest.raises(Exception, match=problem):
         spark.sql(f"SELECT {asked} FROM topic").collect()
 

@@ -33,7 +33,7 @@ def inspect(*arguments):
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_a_file_as_kafkas_tool_prints_it(tmp_path_factory, monkeypatch):
+def test_file_is_printed_as_by_kafka_dump_log(tmp_path_factory, monkeypatch):
     case = golden(tmp_path_factory)["txn-zstd"]
     monkeypatch.chdir(case.folder)
     path, expected = next((p, t) for p, t in case.dumps().items() if p.suffix == ".log")
@@ -42,7 +42,7 @@ def test_a_file_as_kafkas_tool_prints_it(tmp_path_factory, monkeypatch):
     assert all(line.startswith(("Non-consecutive", "  ")) for line in err.splitlines())
 
 
-def test_topics_of_a_folder(archive):
+def test_topics_option_selects_partitions_of_a_folder(archive):
     _, out, _ = inspect(archive, "--topics", "ord*")
     assert "orders-1/00000000000000000000.log" in out
     assert "users" not in out
@@ -60,7 +60,7 @@ def test_filters_choose_records_by_key_offset_and_time(archive):
     assert [line.split()[2] for line in out.splitlines() if line.startswith("| ")] == ["0"]
 
 
-def test_decoders_say_what_is_malformed(archive):
+def test_decoders_show_malformed_values(archive):
     log = archive / "users-0" / "00000000000000000004.log"
     _, out, _ = inspect(log, "--value-decoder", "short", "--key-decoder", "hex")
     assert "key: 63 payload: 5" in out
@@ -68,7 +68,7 @@ def test_decoders_say_what_is_malformed(archive):
     assert "payload: <no long: 0x0005>" in out
 
 
-def test_json_objects_stand_a_line_each(archive):
+def test_json_output_has_one_object_per_line(archive):
     code, out, _ = inspect(archive, "--json", "--print", "data")
     objects = [json.loads(line) for line in out.splitlines()]
     assert code == 0
@@ -83,7 +83,7 @@ LIMITS = [
 
 @pytest.mark.parametrize("limits", LIMITS, ids=" ".join)
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_search_finds_what_a_whole_dump_holds(tmp_path, monkeypatch, limits, as_json):
+def test_search_prints_the_matching_lines_of_a_complete_dump(tmp_path, monkeypatch, limits, as_json):
     """In threads, one file after the other, and where a task finds more than it may carry."""
     text = "a=1 b=2 | {codec=zstd} a=3 c=4 || c=5 | {pid=1 txn} b=6 a=7 || {pid=1 commit} | {last=12} | a=13 b=14"
     for number in (0, 1, 10):
@@ -124,7 +124,7 @@ def fits(record, limits):
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_search_in_spark(spark, tmp_path, monkeypatch):
+def test_search_on_spark_equals_search_in_threads(spark, tmp_path, monkeypatch):
     for number in range(3):
         write_partition(tmp_path / f"t-{number}", "a=1 b=2 || a=3")
     alone = inspect(tmp_path, "--print", "data", "--key", "a")
@@ -134,7 +134,7 @@ def test_a_search_in_spark(spark, tmp_path, monkeypatch):
     assert inspect(tmp_path, "--print", "data", "--key", "a") == alone
 
 
-def test_two_texts_of_one_name(tmp_path, capsys):
+def test_two_outputs_with_one_name_are_refused(tmp_path, capsys):
     for archive in "ab":
         write_partition(tmp_path / archive / "t-0", "a=1")
     assert cli.main(["inspect", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "texts")]) == 2
@@ -144,7 +144,7 @@ def test_two_texts_of_one_name(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_output_has_a_text_for_each_file(archive, tmp_path, as_json):
+def test_output_has_one_text_per_file(archive, tmp_path, as_json):
     output = tmp_path / "texts"
     flags = ["--json"] if as_json else []
     code, out, _ = inspect(archive, "--output", output, "--print", "records", *flags)
@@ -161,7 +161,7 @@ def test_output_has_a_text_for_each_file(archive, tmp_path, as_json):
         assert text == inspect(log, "--print", "records")[1]
 
 
-def test_damage_is_code_3(archive):
+def test_damage_has_exit_code_3(archive):
     log = archive / "orders-1" / "00000000000000000000.log"
     data = bytearray(log.read_bytes())
     data[16] = 7
@@ -171,7 +171,7 @@ def test_damage_is_code_3(archive):
     assert "expected magic 0 to 3, found 7" in err
 
 
-def test_wrong_indexes_are_code_3_where_they_are_to_be_verified(archive):
+def test_wrong_indexes_have_exit_code_3_with_verification(archive):
     index = archive / "users-0" / "00000000000000000000.timeindex"
     data = bytearray(index.read_bytes())
     data[7] ^= 1
@@ -182,7 +182,7 @@ def test_wrong_indexes_are_code_3_where_they_are_to_be_verified(archive):
     assert "Found timestamp mismatch" in err
 
 
-def test_entries_that_contradict_their_log_are_objects_too(tmp_path):
+def test_index_mismatches_are_json_objects(tmp_path):
     """With --json on stdout and in the files of --output; the text on stderr is Kafka's in any case."""
     part = build(tmp_path / "archive")
     index, times = (part.folder / f"{12:020d}.{kind}" for kind in ("index", "timeindex"))
@@ -213,12 +213,12 @@ def test_entries_that_contradict_their_log_are_objects_too(tmp_path):
         (["--key-decoder", "strin"], "did you mean string?"),
     ],
 )
-def test_wrong_options_say_what_is_right(archive, arguments, said, capsys):
+def test_errors_for_wrong_options_name_the_expected_value(archive, arguments, said, capsys):
     assert cli.main(["inspect", str(archive), *arguments]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_paths_that_hold_nothing(archive, tmp_path, capsys):
+def test_paths_without_logs_are_refused(archive, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for arguments, said in (
         ([archive, tmp_path / "gone"], f"{tmp_path}/gone: expected a file or a folder, found nothing"),
@@ -232,7 +232,7 @@ def test_paths_that_hold_nothing(archive, tmp_path, capsys):
         assert done.out == ""
 
 
-def test_a_key_alone_shows_records(archive):
+def test_key_option_alone_prints_records(archive):
     with_data = inspect(archive, "--key", "a", "--print", "data")
     assert inspect(archive, "--key", "a") == with_data
     assert " payload: " not in inspect(archive, "--key", "a", "--print", "records")[1]
@@ -255,14 +255,14 @@ def test_inspect_ends_silently_when_its_reader_closes_the_pipe(archive):
         assert (process.stderr.read(), process.wait()) == (b"", 141)
 
 
-def test_an_output_that_holds_something_is_refused(archive, tmp_path, capsys):
+def test_non_empty_output_is_refused(archive, tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "x").write_text("")
     assert cli.main(["inspect", str(archive), "--output", str(tmp_path / "texts")]) == 2
     assert "expected an empty or absent folder, found x" in capsys.readouterr().err
 
 
-def test_records_of_kafkas_own_topics():
+def test_records_of_internal_topics_are_decoded():
     folder = Path(__file__).resolve().parents[2] / "examples" / "archive" / "__transaction_state-0"
     code, out, _ = inspect(folder, "--decoder", "transaction-log")
     assert code == 0
@@ -278,7 +278,7 @@ def test_records_of_kafkas_own_topics():
         ((), False),
     ],
 )  # fmt: skip
-def test_a_segment_that_is_missing_in_what_is_searched(tmp_path, capsys, limits, passes):
+def test_missing_segment_in_the_searched_range_is_a_problem(tmp_path, capsys, limits, passes):
     """A folder of a partition, or above it; files that are named are what was asked for, and so is a whole folder."""
     part = build(tmp_path / "archive")
     for path in files_in(part.folder, f"{12:020d}.*"):

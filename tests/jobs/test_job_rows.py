@@ -72,7 +72,7 @@ def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Place:
     return Place(tmp_path, capsys)
 
 
-def test_every_run_is_listed_with_what_came_of_it(place: Place) -> None:
+def test_every_run_is_listed_with_its_outcome(place: Place) -> None:
     assert place.compact() == DONE
     assert place.compact() == DONE
     place.add_damaged()
@@ -121,7 +121,7 @@ def test_runs_without_changes_write_no_row(place: Place, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("how", ["refused", "no answer"])
-def test_a_row_that_cannot_be_written_is_a_note(place: Place, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_of_a_row_is_a_note(place: Place, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place.compact()
     over = threading.Event()
 
@@ -143,7 +143,7 @@ def test_a_row_that_cannot_be_written_is_a_note(place: Place, how: str, monkeypa
 
 
 @pytest.mark.process
-def test_a_run_that_is_killed_is_listed_before_the_next_one_and_after(place: Place, tmp_path: Path) -> None:
+def test_killed_run_is_listed_before_and_after_the_next_run(place: Place, tmp_path: Path) -> None:
     place.compact()
     write_partition(place.archive / "u-0", "a=1||a=2||")
     run = start(tmp_path / "run", place.arguments(), "manifests written")
@@ -175,7 +175,7 @@ def test_an_interrupted_run_is_listed(place: Place, tmp_path: Path) -> None:
     assert last["figures"]["partitions"] == {"not_due": 1, "stopped": 1}
 
 
-def test_a_run_that_was_taken_for_dead_has_the_last_word(tmp_path: Path) -> None:
+def test_row_of_a_run_replaces_the_assumption_that_it_was_killed(tmp_path: Path) -> None:
     state = open_state(str(tmp_path))
     dead = killed_row(replace(LEASE, run_id=run_id(1)))
     append_job_rows(state, [dead])
@@ -188,7 +188,7 @@ def test_a_run_that_was_taken_for_dead_has_the_last_word(tmp_path: Path) -> None
     assert [found.outcome for found in job_rows(open_state(str(tmp_path)))] == ["done"]
 
 
-def test_an_audit_is_recorded_where_its_tables_are(tmp_path: Path) -> None:
+def test_audit_run_is_recorded_beside_its_tables(tmp_path: Path) -> None:
     """A store that has lost its tables gets none: rebuild-state replaces nothing."""
     write_partition(tmp_path / "archive" / "t-0", "a=1")
     store = str(tmp_path / "store")
@@ -209,7 +209,7 @@ def test_an_audit_is_recorded_where_its_tables_are(tmp_path: Path) -> None:
     assert len(job_rows(open_state(store))) == 1
 
 
-def test_old_rows_go_except_the_last_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_rows_are_removed_except_the_last_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "KEEP_JOBS", 20)
     monkeypatch.setattr(writing, "_MOST_FILES", 8)
     state = open_state(str(tmp_path))
@@ -224,7 +224,7 @@ def test_old_rows_go_except_the_last_success(tmp_path: Path, monkeypatch: pytest
     assert found[-1].ended_ms == 59
 
 
-def test_a_run_id_that_leads_elsewhere_deletes_nothing_there(place: Place) -> None:
+def test_run_id_with_a_path_deletes_no_file_elsewhere(place: Place) -> None:
     """Anybody who may write to the store can have put a lease there."""
     place.compact()
     victim = place.store / "state" / "victim.json"

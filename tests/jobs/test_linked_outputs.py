@@ -57,9 +57,7 @@ def lab(tmp_path: Path) -> Lab:
 
 
 @pytest.mark.parametrize("command", FOLDERS)
-def test_a_folder_with_a_link_to_nothing_is_not_empty(
-    lab: Lab, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_with_a_dangling_link_is_not_empty(lab: Lab, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Listings of pyarrow leave such links out, and a file written by that name appeared where the link leads: in the
     archive, if it leads there.
     """
@@ -76,7 +74,7 @@ def test_a_folder_with_a_link_to_nothing_is_not_empty(
 
 
 @pytest.mark.parametrize("command", FOLDERS)
-def test_an_output_that_can_be_no_folder_is_refused(lab: Lab, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_that_cannot_be_a_folder_is_refused(lab: Lab, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     (lab.root / "link").symlink_to(lab.root / "nothing")
     os.mkfifo(lab.root / "fifo")
     for output, found in (("link", "a broken link"), ("fifo", "a named pipe"), ("/dev/null", "a device")):
@@ -86,9 +84,7 @@ def test_an_output_that_can_be_no_folder_is_refused(lab: Lab, command: str, caps
 
 
 @pytest.mark.parametrize("command", FOLDERS)
-def test_no_output_lies_in_a_store_or_a_partition_of_others(
-    lab: Lab, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_in_a_store_or_partition_is_refused(lab: Lab, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Also if no option names either, and through a link or `..`."""
     (lab.root / "link").symlink_to(lab.other_store / "segments")
     before = tree(lab.root)
@@ -102,7 +98,7 @@ def test_no_output_lies_in_a_store_or_a_partition_of_others(
         assert tree(lab.root) == before
 
 
-def test_no_store_begins_in_another_store_or_archive(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_store_in_a_store_or_archive_is_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     before = tree(lab.root)
     for store in (lab.other_store / "new", lab.other_archive / "t-0" / "new", lab.other_archive):
         assert lab.compact(lab.archive, store) == USAGE
@@ -111,7 +107,7 @@ def test_no_store_begins_in_another_store_or_archive(lab: Lab, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("name", ["new", "empty"])
-def test_no_file_lies_in_a_store_or_a_partition_of_others(lab: Lab, name: str) -> None:
+def test_output_file_in_a_store_or_partition_is_refused(lab: Lab, name: str) -> None:
     """A file of 0 bytes may be replaced elsewhere, but .lock and `committed` of a store are such, and logs."""
     for folder in (lab.other_store, lab.other_store / "state", lab.other_archive / "t-0"):
         if name == "empty":
@@ -122,7 +118,7 @@ def test_no_file_lies_in_a_store_or_a_partition_of_others(lab: Lab, name: str) -
 
 @pytest.mark.parametrize("link", [True, False], ids=["link", "hard link"])
 @pytest.mark.parametrize("command", ["convert", "convert --store"])
-def test_a_conversion_marks_its_output_alone(lab: Lab, command: str, *, link: bool) -> None:
+def test_conversion_writes_its_marker_only_into_its_output(lab: Lab, command: str, *, link: bool) -> None:
     """A mark of 0 bytes comes from a killed run and is replaced. The file that its name links to must not change."""
     lab.output.mkdir()
     if link:
@@ -134,7 +130,7 @@ def test_a_conversion_marks_its_output_alone(lab: Lab, command: str, *, link: bo
     assert tree(lab.root / "theirs") == before
 
 
-def test_a_conversion_does_not_continue_through_a_link(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_conversion_does_not_follow_a_link(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     """After the kill of the run, a partition's folder was moved to another disk and linked."""
     assert lab.write("convert", lab.output) == DONE
     whole = lab.root / "whole"
@@ -154,7 +150,7 @@ def _stop() -> None:
     raise RuntimeError("killed")
 
 
-def test_an_odd_mark_of_a_conversion_is_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_marker_of_a_conversion_is_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.output.mkdir()
     os.mkfifo(lab.output / "convert.part")
     assert lab.write("convert", lab.output) == USAGE
@@ -162,7 +158,7 @@ def test_an_odd_mark_of_a_conversion_is_refused(lab: Lab, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("linked", ["archive/t-0", "archive"], ids=["partition", "log directory"])
-def test_indexes_in_place_are_not_replaced_behind_a_link(
+def test_in_place_indexes_are_not_replaced_through_a_link(
     tmp_path: Path, linked: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The folder may be another archive's, or that of the archive which was copied. An archive that is reached through
@@ -188,7 +184,7 @@ def test_indexes_in_place_are_not_replaced_behind_a_link(
     assert all(index.read_bytes() != b"\1" * 8 for index in files_in(root / "beside" / "u-0", "*.index"))
 
 
-def test_a_file_that_came_during_the_run_stays(tmp_path: Path) -> None:
+def test_file_created_during_the_run_is_kept(tmp_path: Path) -> None:
     """A run may take hours, so the file to be replaced is checked again before the new file gets its name."""
     path = tmp_path / "file"
     for kind in (NEW, METRICS):
@@ -211,7 +207,7 @@ def test_missing_folder_is_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("name", [f"{MARK}.part", MARK, "t", "t/_delta_log"])
 @pytest.mark.parametrize("state", [UNFINISHED, LATEST])
-def test_an_export_writes_and_deletes_nothing_behind_a_link(tmp_path: Path, name: str, state: str) -> None:
+def test_export_writes_and_deletes_nothing_through_a_link(tmp_path: Path, name: str, state: str) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "file").write_bytes(b"theirs")
@@ -228,7 +224,7 @@ def test_an_export_writes_and_deletes_nothing_behind_a_link(tmp_path: Path, name
     assert tree(tmp_path) == before
 
 
-def test_an_export_does_not_begin_beside_a_link_to_nothing(tmp_path: Path) -> None:
+def test_export_beside_a_dangling_link_is_refused(tmp_path: Path) -> None:
     output = ExportFolder(open_root(str(tmp_path / "out")), {"format": "delta"})
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / f"{MARK}.part").symlink_to(tmp_path / "nothing")

@@ -49,7 +49,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_a_copy_leaves_a_linked_partition_alone(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copied_store_does_not_write_a_linked_partition(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     before = place.restored(place.store, "before")
     moved = place.move("segments/t-0")
     files = tree(moved)
@@ -91,7 +91,7 @@ def test_store_whose_folder_is_a_link_is_not_written(
     assert place.restored(place.copy, "after") == before
 
 
-def test_the_file_committed_is_not_written_through_a_link_to_nothing(place: Place) -> None:
+def test_commit_marker_is_not_written_through_a_dangling_link(place: Place) -> None:
     """A vacuum writes it where it is missing, and a link to no file looked like that."""
     for path in (place.store / "segments" / "t-0").glob("*/committed"):
         path.unlink()

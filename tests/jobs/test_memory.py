@@ -223,7 +223,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
-def test_a_bomb_takes_no_more_memory_than_a_healthy_archive(
+def test_decompression_bomb_needs_no_more_memory_than_an_intact_archive(
     job: str, measured: Measured, tmp_path: Path, config: Path
 ) -> None:
     roots = {bomb: build(tmp_path / (bomb or "healthy") / "archive", bomb) for bomb in (None, *BOMBS)}
@@ -239,7 +239,7 @@ def test_a_bomb_takes_no_more_memory_than_a_healthy_archive(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["inspect folder", "verify", "reindex", "lookup time", "compact", "profile"])
-def test_side_files_of_no_sensible_size(job: str, measured: Measured, tmp_path: Path, config: Path) -> None:
+def test_oversized_side_files_need_bounded_memory(job: str, measured: Measured, tmp_path: Path, config: Path) -> None:
     """All of them at once, 3 GiB each: none is read, and the log is."""
     root = build(tmp_path / "archive", None)
     arguments = command(job if job != "inspect folder" else "inspect", root, config)
@@ -298,7 +298,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> dict[Magic, tuple[Path, i
 @pytest.mark.parametrize(
     "job", ["inspect records", "verify", "compact", "splits", "profile", "rows", "keys", "erasure"]
 )
-def test_large_batches_take_no_more_than_the_bound_of_a_task(
+def test_memory_for_large_batches_is_within_the_bound_of_a_task(
     job: str, measured: Measured, large: dict[Magic, tuple[Path, int]], tmp_path: Path
 ) -> None:
     config = tmp_path / "settings.toml"

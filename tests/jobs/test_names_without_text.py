@@ -49,14 +49,14 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path / "archive"
 
 
-def test_archive_names_ignored_entries(archive):
+def test_listing_notes_names_that_are_not_utf8(archive):
     found = listed(str(archive))
     assert list(found.partitions) == [("users", 0)]
     assert found.notes == [f"{archive}: 3 names that are not UTF-8; left out"]
 
 
 @pytest.mark.slow
-def test_jobs_that_read_an_archive(archive, tmp_path):
+def test_reading_jobs_note_names_that_are_not_utf8(archive, tmp_path):
     said = "3 names that are not UTF-8"
     checked = reindex.run(ReindexOptions(str(archive), check=True), Silent())
     assert (checked.exit_code, said in checked.to_text()) == (0, True)
@@ -72,7 +72,7 @@ def test_jobs_that_read_an_archive(archive, tmp_path):
 
 
 @pytest.mark.parametrize("below", ["", "users-0"])
-def test_inspect_shows_the_others_and_counts_names_that_are_no_utf8(archive, tmp_path, below):
+def test_inspect_counts_names_that_are_not_utf8(archive, tmp_path, below):
     shown: list[bytes] = []
     report = inspect_log.run(InspectOptions((str(archive / below),)), Silent(), shown.append)
     want: list[bytes] = []
@@ -87,7 +87,7 @@ def test_inspect_shows_the_others_and_counts_names_that_are_no_utf8(archive, tmp
     assert {path.partition("/")[0] for path in read_tree(tmp_path / "out")} == {"users-0"}
 
 
-def test_an_output_that_holds_such_a_name(archive, tmp_path):
+def test_output_with_a_name_that_is_not_utf8_is_refused(archive, tmp_path):
     (tmp_path / "made").mkdir()
     maker = StoreMaker(tmp_path / "made")
     (tmp_path / "out").mkdir()
@@ -102,7 +102,7 @@ def test_an_output_that_holds_such_a_name(archive, tmp_path):
             job()
 
 
-def test_vacuum_deletes_nothing_in_a_folder_that_it_cannot_list_and_restore_works(tmp_path):
+def test_vacuum_deletes_nothing_in_an_unlistable_folder_and_restore_succeeds(tmp_path):
     """Names that are not UTF-8 hide part of a folder, so vacuum deletes nothing in it; a restore works all the same."""
     maker = StoreMaker(tmp_path)
     maker.archived("t", 0, 0, b"x")

@@ -29,7 +29,7 @@ def archive(tmp_path: Path):
     return open_archive(str(tmp_path / "a"), now_ms=START_MS + DAY_MS)
 
 
-def test_topics_partitions_and_segments(archive):
+def test_archive_lists_topics_partitions_and_segments(archive):
     assert list(archive) == ["other-0", "t-0", "t-1"]
     assert archive.topics.loc["t"].to_dict() | {"bytes": 0} == {
         "partitions": 2, "segments": 4, "bytes": 0, "policy": "compact",
@@ -40,7 +40,7 @@ def test_topics_partitions_and_segments(archive):
     assert "t-0" in repr(archive["t-0"]) and "3 partitions" in repr(archive)
 
 
-def test_a_misspelt_partition_gets_the_nearest(archive):
+def test_error_for_a_misspelt_partition_suggests_the_nearest(archive):
     with pytest.raises(KeyError, match="did you mean t-0"):
         archive["t-00"]
     with pytest.raises(MissingPathError):
@@ -53,7 +53,7 @@ def test_credentials_are_refused_and_not_repeated():
     assert "hush" not in str(refused.value)
 
 
-def test_a_profile_of_some_topics(archive):
+def test_profile_selects_topics(archive):
     def names(*topics, **exclude):
         return [found.name() for found in archive.profile(*topics, **exclude).profiles]
 
@@ -63,7 +63,7 @@ def test_a_profile_of_some_topics(archive):
         archive.profile("t,ohter")
 
 
-def test_a_profile_and_its_tables(archive):
+def test_profile_has_tables(archive):
     profile = archive["t-0"].profile()
     assert (profile.found.name(), profile.found.distinct_keys) == ("t-0", 3)
     assert list(profile.segments["superseded"]) == [1, 0]
@@ -74,7 +74,7 @@ def test_a_profile_and_its_tables(archive):
 
 
 @pytest.mark.slow
-def test_everything_shows_itself_and_escapes(archive):
+def test_every_object_has_an_escaped_html_representation(archive):
     report = CompactReport("<b>", "S", "r", 0, True, notes=["<b>"])
     for shown in (archive, archive["t-0"], archive["t-0"].profile(), archive.profile(), report):
         html = shown._repr_html_()
@@ -85,14 +85,14 @@ def test_everything_shows_itself_and_escapes(archive):
     assert "note: &lt;b&gt;" in report._repr_html_()
 
 
-def test_damage_shows_itself(archive):
+def test_damage_is_shown_in_html(archive):
     log = Path(archive["t-0"].paths[0])
     log.write_bytes(log.read_bytes()[:-1] + b"\xff")
     assert "problem:" in archive["t-0"].profile()._repr_html_()
     assert "problem:" in archive.profile()._repr_html_()
 
 
-def test_a_partition_that_cannot_be_planned_shows_why(archive):
+def test_partition_without_a_plan_shows_its_problem(archive):
     for folder in ("one", "two"):
         write_partition(Path(archive.uri) / folder / "twice-0", "a=1")
     profile = open_archive(archive.uri)["twice-0"].profile()
@@ -100,12 +100,12 @@ def test_a_partition_that_cannot_be_planned_shows_why(archive):
     assert profile.tombstones.sum() == 0 and "problem:" in profile._repr_html_()
 
 
-def test_an_empty_archive_shows_itself(tmp_path):
+def test_empty_archive_has_an_html_representation(tmp_path):
     opened = open_archive(str(tmp_path))
     assert opened.topics.empty and opened._repr_html_() and opened.profile()._repr_html_()
 
 
-def test_the_notebook_is_stored_without_outputs_and_machine():
+def test_notebook_is_stored_without_outputs_and_machine_names():
     text = NOTEBOOK.read_text()
     cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     assert len(cells) > 5

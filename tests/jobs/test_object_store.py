@@ -84,7 +84,7 @@ def timeless(said: object) -> object:
         "inspect --key order-000835 --json", "inspect --time 2026-11-21T02:30Z.. --topics orders",
     ],
 )  # fmt: skip
-def test_jobs_say_the_same(words):
+def test_jobs_report_the_same_for_a_bucket(words):
     job, *options = words.split()
     uri = f"{BUCKET}/archive"
     remote, local = (run(job, archive, *options) for archive in (uri, EXAMPLE))
@@ -99,7 +99,7 @@ def test_jobs_say_the_same(words):
 
 
 @pytest.mark.parametrize("upload", [put_kafka, put_aiven, put_pinterest])
-def test_tiered_storage_in_the_bucket_gives_what_it_gives_on_a_disk(upload, tmp_path):
+def test_tiered_storage_in_a_bucket_equals_that_on_a_disk(upload, tmp_path):
     for number in range(3):  # each segment begins inside of the one before
         upload(tmp_path / "remote", "t-0", number, segment(batches(number * 50, number * 50 + 80)))
     uri, settings = f"{BUCKET}/{upload.__name__}", ["--topics", "t", "--cleanup-policy", "compact", "--sealed"]
@@ -130,7 +130,7 @@ def test_indexes_are_rebuilt_into_the_bucket(tmp_path):
     assert objects_in(f"{BUCKET}/rebuilt") == read_tree(tmp_path / "rebuilt")
 
 
-def test_a_conversion_into_the_bucket_that_was_cut_off_continues(tmp_path):
+def test_interrupted_conversion_into_a_bucket_is_continued(tmp_path):
     uri, config = f"{BUCKET}/v3", parse_config({"job": {"engine": "threads"}})
     options = ConvertOptions(f"{BUCKET}/archive", output=uri, to="v3", config=config)
 
@@ -146,7 +146,7 @@ def test_a_conversion_into_the_bucket_that_was_cut_off_continues(tmp_path):
     assert objects_in(uri) == read_tree(tmp_path / "v3")
 
 
-def test_copies_in_the_bucket_are_merged_into_it(tmp_path):
+def test_copies_in_a_bucket_are_merged_into_the_bucket(tmp_path):
     put(ROOT / "examples" / "replicas", f"{BUCKET}/replicas")
     options = ("--layout", "replicas", "--engine", "threads")
     done = [
@@ -163,7 +163,7 @@ def test_copies_in_the_bucket_are_merged_into_it(tmp_path):
 
 
 @pytest.mark.parametrize("part", [".", "..", ""])
-def test_a_key_with_dots_or_nothing_for_a_name_is_refused(tmp_path, part):
+def test_object_key_with_dots_or_an_empty_part_is_refused(tmp_path, part):
     """No partition is read from another folder, and none is written beside the output."""
     uri = f"{BUCKET}/dots{len(part)}"
     write_partition(tmp_path / "t-0", "a=1 || b=2")
@@ -176,7 +176,7 @@ def test_a_key_with_dots_or_nothing_for_a_name_is_refused(tmp_path, part):
     assert not any(path.is_file() for path in (tmp_path / "written").rglob("*"))
 
 
-def test_a_report_of_a_bucket(tmp_path):
+def test_report_of_a_bucket_equals_that_of_a_disk(tmp_path):
     given = ("--config", ROOT / "examples" / "topics.toml", "--now", 1795300000000)
     uri = f"{BUCKET}/archive"
     found = [
@@ -195,12 +195,12 @@ def test_a_report_of_a_bucket(tmp_path):
     ],
     ids=str,
 )  # fmt: skip
-def test_rows_are_the_same(options):
+def test_records_of_a_bucket_equal_those_of_a_disk(options):
     assert read("kafka_log", f"{BUCKET}/archive", **options).equals(read("kafka_log", EXAMPLE, **options))
 
 
 @pytest.mark.parametrize("name", ["kafka_log_batches", "kafka_log_index"])
-def test_batches_and_index_entries_are_the_same(name):
+def test_batches_and_index_entries_of_a_bucket_equal_those_of_a_disk(name):
     found, expected = read(name, f"{BUCKET}/archive"), read(name, EXAMPLE)
     assert found.drop_columns("path").equals(expected.drop_columns("path"))
     assert set(found["path"].to_pylist()) == {
@@ -208,14 +208,14 @@ def test_batches_and_index_entries_are_the_same(name):
     }
 
 
-def test_patterns_and_single_files():
+def test_patterns_and_single_files_of_a_bucket_are_read():
     for pattern in ("*s-0", "[op]*-0/0*.log", "users-1/00000000000000000000.log"):
         local = read("kafka_log", f"{EXAMPLE}/{pattern}")
         assert local.num_rows
         assert read("kafka_log", f"{BUCKET}/archive/{pattern}").equals(local)
 
 
-def test_a_segment_and_a_partition():
+def test_segment_and_partition_of_a_bucket_are_read():
     path = "orders-0/00000000000000000000.log"
     segment = logformat.open_segment(f"{BUCKET}/archive/{path}")
     assert segment.to_arrow().equals(logformat.open_segment(EXAMPLE / path).to_arrow())
@@ -249,7 +249,7 @@ def test_a_missing_bucket_or_folder_is_an_error(tmp_path):
         [list(read_task(options, schema, _Partition(task))) for task in planned]
 
 
-def test_hadoops_name_of_s3_is_taken_for_it(tmp_path):
+def test_s3a_uris_are_accepted(tmp_path):
     """Every job with a URI accepts it; the store and the reports contain s3://."""
     archive, store = "s3a://logs/archive", "s3a://logs/by-s3a"
     topic = ("--topics", "prices")
@@ -277,7 +277,7 @@ def test_hadoops_name_of_s3_is_taken_for_it(tmp_path):
     assert found == expected and found.num_rows > 1000
 
 
-def test_deletable_files_of_a_bucket(tmp_path):
+def test_deletable_files_of_a_bucket_equal_those_of_a_disk(tmp_path):
     """The answer is that of a disk; what it names is deleted, and it is not missed."""
     shutil.copytree(EXAMPLE, tmp_path / "archive")
     put(EXAMPLE, f"{BUCKET}/needed")
@@ -298,7 +298,7 @@ def test_deletable_files_of_a_bucket(tmp_path):
 
 
 @pytest.mark.spark
-def test_a_bucket_is_compacted_into_a_store_on_a_disk(tmp_path):
+def test_archive_in_a_bucket_is_compacted_into_a_store_on_a_disk(tmp_path):
     """By Spark's workers, which see the environment too; the same bytes as of the archive on a disk."""
     stores = []
     for archive, store in ((f"{BUCKET}/archive", tmp_path / "remote"), (EXAMPLE, tmp_path / "local")):

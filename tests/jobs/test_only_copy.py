@@ -75,7 +75,7 @@ def _kept(report) -> list[tuple[int, list[list[int]]]]:
     return [(g["generation"], g["offsets"]) for g in report.kept]
 
 
-def test_two_rollbacks_and_a_vacuum_leave_the_only_copy(story):
+def test_only_copy_is_kept_after_two_rollbacks_and_a_vacuum(story):
     """Two rollbacks write different marks, so the offsets that generation 4 has read remain recorded after the second
     one.
     """
@@ -125,7 +125,7 @@ def test_expired_segments_keep_no_generation(story):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_run_that_died_before_its_commit_never_becomes_current_by_itself(story, ahead):
+def test_run_killed_before_its_commit_never_becomes_current(story, ahead):
     """The clock of a run was three years ahead. Its generation must not count as current, and vacuum must keep the real
     one.
     """
@@ -145,7 +145,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-def test_a_rebuild_that_is_killed_at_any_step_can_be_made_again(story, monkeypatch):
+def test_rebuild_killed_at_any_step_can_be_repeated(story, monkeypatch):
     """Vacuum sees no tables before the commit, and complete tables after it."""
     story.generation(2, B, 200)
     story.generation(3, C, 300, dies=True)
@@ -187,7 +187,7 @@ def test_a_rebuild_that_is_killed_at_any_step_can_be_made_again(story, monkeypat
     assert ends == {"nothing", "made", "done"} and steps > 8
 
 
-def test_generation_that_a_choice_skipped_is_kept(story):
+def test_generation_skipped_by_a_choice_is_kept(story):
     """Somebody brought older tables back after a --reset: two generations have one number, and hold other logs."""
     older = story.store.parent / "older"
     shutil.copytree(story.store / "state", older)
@@ -257,7 +257,7 @@ THIRD = f"{SECOND} || g=1"
 
 
 @pytest.mark.parametrize("how", [["--set", "gaps=accept"], ["--reset", "t"]])
-def test_a_gap_behind_a_rollback_leaves_the_only_copy(runs, how):
+def test_only_copy_is_kept_after_a_rollback_and_a_gap(runs, how):
     """Offsets 4 and 5 are in generation 2 alone; the next one ends above it all the same."""
     runs.compact(FIRST)
     runs.compact(SECOND)
@@ -284,7 +284,7 @@ def test_offsets_below_a_moved_log_start_did_not_expire(runs):
     runs.rollback(2)
 
 
-def test_archive_files_of_the_next_chain_are_no_copy(runs):
+def test_archive_files_of_the_next_chain_do_not_count_as_a_copy(runs):
     """Generation 4 uses archive files for offsets that generation 2 had cleaned; then the archive loses these files."""
     runs.compact(FIRST)
     runs.compact(THIRD)

@@ -34,7 +34,7 @@ def _python(folder, name, code):
     path.chmod(0o755)
 
 
-def test_the_launcher_runs_a_python_of_its_version_with_the_packs_packages_first(launcher, tmp_path):
+def test_launcher_runs_the_matching_python_with_packages_of_the_pack_first(launcher, tmp_path):
     folder = tmp_path / "path"
     folder.mkdir()
     _python(folder, f"python{pack.PYTHON}", "exit 1")  # a shim without its Python
@@ -51,7 +51,7 @@ def test_the_launcher_runs_a_python_of_its_version_with_the_packs_packages_first
     assert subprocess.run([launcher, "-c", "pass"], env=named, check=False).returncode == 0
 
 
-def test_a_node_without_such_a_python_is_one_line(launcher, tmp_path):
+def test_node_without_the_matching_python_is_a_one_line_error(launcher, tmp_path):
     for name in (f"python{pack.PYTHON}", "python3", "python"):
         _python(tmp_path, name, "echo 2.7")
     done = subprocess.run(
@@ -77,7 +77,7 @@ def test_the_pack_is_found_among_the_archives(archives, python):
     assert user_options(["--conf", f"spark.archives={archives}"]).packs_python == python
 
 
-def test_the_packages_are_those_that_run_needs_and_no_others():
+def test_pack_has_exactly_the_required_packages():
     names = {pack._normal(one.name) for one in pack._packages(driver=True)}
     assert names >= {"numpy", "numba", "llvmlite", "pyarrow", "deltalake", "python-dateutil", "fastavro"}
     assert not names & {"pyspark", "py4j", "pytest", "hypothesis", "setuptools", "pip"}
@@ -98,7 +98,7 @@ def test_missing_package_or_one_not_from_pip_is_named(monkeypatch):
         pack._files([by_apt])  # type: ignore[list-item]
 
 
-def test_a_file_of_that_name_is_not_lost(tmp_path):
+def test_existing_file_with_the_name_of_the_pack_is_kept(tmp_path):
     path = tmp_path / "p.tar.gz"
     path.write_bytes(b"mine")
     with raises_kind(OUTPUT_EXISTS, match=str(path)):
@@ -109,11 +109,11 @@ def test_a_file_of_that_name_is_not_lost(tmp_path):
     assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("p.tar.gz", b"mine")]
 
 
-def test_requirements_are_those_of_the_project():
+def test_pack_requirements_equal_those_of_the_project():
     assert {one.split(">=")[0] for one in installation.requirements()} >= {"pyspark", "numba", "fastavro"}
 
 
-def test_a_driver_by_an_executors_pack_is_reported_which_pack_it_needs():
+def test_driver_without_a_package_names_the_required_pack():
     missing = known_error(ModuleNotFoundError("No module named 'deltalake'", name="deltalake"))
     assert missing is not None
     assert missing.line().startswith("this driver lacks the package deltalake; ")

@@ -72,7 +72,7 @@ def _restored(lab: Lab, name: str) -> dict[str, Any]:
     return {path: of if path.endswith(timed) else (of[0], 0) for path, of in tree(output).items() if of[0] != "folder"}
 
 
-def test_the_tables_come_back_row_by_row_and_runs_continue(lab: Lab) -> None:
+def test_rebuilt_tables_have_all_rows_and_runs_continue(lab: Lab) -> None:
     before, files = _rows(lab), _restored(lab, "before")
     assert not any("manifest" in path for path in files)
     kept = read_tree(lab.store)
@@ -118,7 +118,7 @@ def _at(lab: Lab) -> tuple[int, int, str | None]:
     return row.generation, row.back_to, row.back_to_run_id
 
 
-def test_two_of_one_number_that_were_committed_are_a_question(lab: Lab) -> None:
+def test_two_committed_generations_with_one_number_require_a_choice(lab: Lab) -> None:
     mine, second = lab.folder(), _second(lab)
     want = lab.state().current()
     _lose(lab)
@@ -142,7 +142,7 @@ def test_two_of_one_number_that_were_committed_are_a_question(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "torn manifest"])
-def test_one_that_is_not_whole_is_a_question(lab: Lab, damage: str) -> None:
+def test_incomplete_generation_requires_a_choice(lab: Lab, damage: str) -> None:
     folder = lab.folder()
     first = lab.state().histories()[KEY][1]
     path = folder / "manifest.json" if damage == "torn manifest" else sorted(folder.glob("*.index"))[0]
@@ -156,7 +156,7 @@ def test_one_that_is_not_whole_is_a_question(lab: Lab, damage: str) -> None:
     assert _at(lab) == (3, 1, first.run_id), "above the one that is not whole"
 
 
-def test_a_generation_without_a_manifest_is_listed(lab: Lab) -> None:
+def test_generation_without_a_manifest_is_reported(lab: Lab) -> None:
     for path in (lab.store / "segments" / "t-0").rglob("manifest.json"):
         path.unlink()
     _lose(lab)
@@ -178,7 +178,7 @@ def test_rebuilt_rollback_is_unchanged(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("healed_by", ["nothing", "a run", "vacuum", "rollback"])
-def test_a_crash_behind_the_commit_is_undecided_until_a_user_confirms_it(lab: Lab, healed_by: str) -> None:
+def test_crash_after_the_commit_requires_a_confirmation(lab: Lab, healed_by: str) -> None:
     second = lab.folder()
     (second / COMMITTED).unlink()
     if healed_by == "a run":
@@ -197,7 +197,7 @@ def test_a_crash_behind_the_commit_is_undecided_until_a_user_confirms_it(lab: La
         assert (second / COMMITTED).exists()
 
 
-def test_the_history_continues_where_the_chain_is_cut(lab: Lab) -> None:
+def test_history_is_rebuilt_above_a_missing_generation(lab: Lab) -> None:
     """Vacuum deleted generation 2 and its manifest."""
     assert lab.run(lab.now_ms, force=True).exit_code == 0
     shutil.rmtree(lab.generation_folder(2))
@@ -228,7 +228,7 @@ def _decided(lab: Lab) -> int | None:
         return None
 
 
-def test_a_run_that_died_is_not_brought_forward_over_a_rollback(lab: Lab) -> None:
+def test_killed_run_does_not_replace_a_rollback(lab: Lab) -> None:
     """Generation 3 was made twice: by a run that died before its commit, and by one that was rolled back."""
     _dies_before_its_commit(lab)
     assert lab.run(lab.now_ms, force=True).exit_code == 0
@@ -238,7 +238,7 @@ def test_a_run_that_died_is_not_brought_forward_over_a_rollback(lab: Lab) -> Non
     assert _at(lab)[1] == 2
 
 
-def test_a_lone_run_that_died_before_its_commit_is_a_question(lab: Lab) -> None:
+def test_single_run_killed_before_its_commit_requires_a_choice(lab: Lab) -> None:
     shutil.rmtree(lab.store)
     _dies_before_its_commit(lab)
     shutil.rmtree(lab.store / "state", ignore_errors=True)
@@ -248,13 +248,13 @@ def test_a_lone_run_that_died_before_its_commit_is_a_question(lab: Lab) -> None:
     assert _at(lab) == (1, 0, None)
 
 
-def test_a_generation_whose_manifest_is_lost_is_not_passed_over_for_an_older_one(lab: Lab) -> None:
+def test_generation_without_a_manifest_is_not_replaced_by_an_older_one(lab: Lab) -> None:
     (lab.folder() / MANIFEST).unlink()
     _lose(lab)
     assert _decided(lab) is None
 
 
-def test_two_at_once_leave_no_row_of_history_twice(lab: Lab) -> None:
+def test_two_concurrent_rebuilds_write_no_duplicate_history_rows(lab: Lab) -> None:
     before = len(_segments(lab.state()))
     _lose(lab)
     with pytest.raises(ConflictError), at_step("manifests written", lambda: _rebuild(lab)):

@@ -83,7 +83,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_schemas_are_those_of_the_reports():
+def test_schema_files_are_generated_from_the_reports():
     made = {f"{job}.json": report_schemas.text(schema) for job, schema in report_schemas.schemas().items()}
     existing = {path.name: path.read_text() for path in report_schemas.FOLDER.iterdir()}
     assert made == existing, "python -m docs.report_schemas writes them"
@@ -92,7 +92,7 @@ def test_the_schemas_are_those_of_the_reports():
         jsonschema.Draft202012Validator.check_schema(json.loads(text))
 
 
-def test_json_of_each_command_has_its_schema(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_each_command_is_valid_for_its_schema(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in COMMANDS:
         code = cli.main([*words(command, folder), "--json"])
         out, err = capsys.readouterr()
@@ -104,7 +104,7 @@ def test_json_of_each_command_has_its_schema(folder: Path, capsys: pytest.Captur
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_json_of_each_command_of_spark_has_its_schema(
+def test_json_of_each_spark_command_is_valid_for_its_schema(
     spark: object, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in ("compact ARCHIVE --store STORE", *OF_SPARK):
@@ -114,7 +114,7 @@ def test_json_of_each_command_of_spark_has_its_schema(
         check(json.loads(out), command)
 
 
-def test_texts_fit_a_terminal(
+def test_texts_fit_80_columns(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only single words may be longer, such as paths. With NO_COLOR no text has a colour."""

@@ -107,7 +107,7 @@ def test_json_at_exit_code_3_has_problems(archive, tmp_path, capsys, words):
     assert not any(str(problem).count("t-0: t-0") for problem in problems)
 
 
-def test_no_other_report_decides_on_its_exit_code():
+def test_exit_codes_are_derived_from_reports_only_in_the_base_class():
     """The exit code is 3 for problems. An audit also has findings, `inspect` prints lines, and the other commands add
     codes.
     """
@@ -186,7 +186,7 @@ def test_text_lists_only_partitions_with_a_problem(many, capsys, job, more):
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",
 )
-def test_verbose_says_on_stderr_what_is_done_and_how_long_it_took(archive, tmp_path, capsys, monkeypatch, words, steps):
+def test_verbose_reports_steps_and_durations_on_stderr(archive, tmp_path, capsys, monkeypatch, words, steps):
     """Its lines were held back: the handler was set to warnings."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     for _ in range(2):  # so that there is a second generation

@@ -48,7 +48,7 @@ def files_below(uri: str) -> list[str]:
     return [info.path for info in found if info.type == pafs.FileType.File]
 
 
-def test_no_folder_is_made_for_what_is_written(proxy, tmp_path):
+def test_writing_creates_no_folder_objects(proxy, tmp_path):
     split, seen = tmp_path / "split.toml", []
     split.write_text(TOPICS.read_text() + '[job]\n"split.by" = "always"\n"split.bytes" = 100000\n')
     proxy.decide = lambda method, path: seen.append(f"{method} {path}")
@@ -83,7 +83,7 @@ def test_vacuum_deletes_file_by_file(proxy):
     run("verify", *store, *THREADS)
 
 
-def test_reports_count_what_the_server_saw(proxy):
+def test_reports_count_the_requests_of_the_server(proxy):
     """Requests of delta-rs, and of pyarrow for folders that it leaves after a deletion, are not counted."""
     seen: Counter[str] = Counter()
 
@@ -116,7 +116,7 @@ def test_reports_count_what_the_server_saw(proxy):
 
 
 @pytest.mark.spark
-def test_sparks_tasks_count_too(proxy):
+def test_reports_count_requests_of_spark_tasks(proxy):
     """Tasks run in processes of their own; the driver adds their counts."""
     proxy.decide = lambda method, path: None
     for words in (("verify", f"{BUCKET}/archive"), ("verify", str(ROOT / "examples" / "archive"))):

@@ -76,7 +76,7 @@ def _content(lab: Lab) -> tuple[Any, ...]:
     return replace(checkpoint, **of), segments, replace(state, **number)
 
 
-def test_an_older_generation_is_current_and_the_next_run_continues_from_it(lab: Lab) -> None:
+def test_rollback_makes_an_older_generation_current_and_the_next_run_continues(lab: Lab) -> None:
     before = read_tree(lab.store)
     dry = _rollback(lab, 1, dry_run=True)
     assert read_tree(lab.store) == before
@@ -135,7 +135,7 @@ def test_rollback_of_a_rollback_restores_the_newer_generation(lab: Lab) -> None:
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
 
 
-def test_offsets_that_the_archive_has_lost_are_reported_before_and_after(lab: Lab) -> None:
+def test_offsets_missing_in_the_archive_are_reported_before_and_after(lab: Lab) -> None:
     state = lab.state()
     ends = [run.next_offset for run in state.histories()["t", 0]][::-1]
     lost = [log for log in files_in(lab.archive / "t-0", "*.log") if ends[0] <= int(log.stem) < ends[1]]
@@ -166,7 +166,7 @@ def test_rolled_back_generation_is_kept_for_the_grace_period(lab: Lab) -> None:
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
 
 
-def test_a_run_in_between_is_a_conflict(lab: Lab) -> None:
+def test_concurrent_run_is_a_conflict_for_a_rollback(lab: Lab) -> None:
     in_between = at_step("manifests written", lambda: lab.run(lab.now_ms, force=True))
     with pytest.raises(ConflictError, match="expected generation 3"), in_between:
         _rollback(lab, 1)
@@ -225,9 +225,7 @@ def _killed_at(patch: pytest.MonkeyPatch, n: int) -> list[str]:
     return steps
 
 
-def test_a_rollback_that_is_killed_at_any_step_leaves_one_generation_or_the_other(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_rollback_leaves_the_old_or_the_new_generation(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, n, killed = set(), 0, True
     while killed:
         one = replace(lab, store_at=lab.root / f"killed{n}")
@@ -262,7 +260,7 @@ def test_a_rollback_that_is_killed_at_any_step_leaves_one_generation_or_the_othe
     assert seen == {(3, True), (4, True), (4, False)}
 
 
-def test_a_generation_that_reaches_further_and_cannot_be_read_is_left_alone_by_vacuum(lab: Lab) -> None:
+def test_vacuum_keeps_an_unreadable_generation_with_later_offsets(lab: Lab) -> None:
     third = lab.folder()
     _rollback(lab, 1)
     (third / MANIFEST).write_bytes(b"{")

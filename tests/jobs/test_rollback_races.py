@@ -61,7 +61,7 @@ def test_run_that_planned_before_a_rollback_conflicts(store):
     assert open_state(str(store.maker.store)).checkpoints()["t", 0].back_to == 1
 
 
-def test_run_that_died_after_a_rollback_needs_a_choice(store):
+def test_run_killed_after_a_rollback_requires_a_choice(store):
     """The run planned on the rollback's generation and may have committed."""
     store.roll_back()
     folder = store.maker.run_folder("t", 0, 3)

@@ -32,7 +32,7 @@ def store(tmp_path):
     return str(made.store)
 
 
-def test_a_row_for_each_run(store, capsys):
+def test_runs_command_lists_each_run(store, capsys):
     assert cli.main(["runs", "--store", store]) == DONE
     header, _, _, one, two, note, _, last = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["run", "(UTC)", "id"]
@@ -41,7 +41,7 @@ def test_a_row_for_each_run(store, capsys):
     assert last == f"2 runs in {store}; exit code 0"
 
 
-def test_every_partition_for_programs(store, capsys):
+def test_runs_command_lists_every_partition_in_json(store, capsys):
     assert cli.main(["runs", "--store", store, "--json", "--topics", "t"]) == DONE
     output = json.loads(capsys.readouterr().out)
     assert [(run["run_id"], run["now_ms"], run["started_ms"]) for run in output["runs"]] == [
@@ -62,6 +62,6 @@ def test_table_of_runs_without_its_newest_commit_is_reported(store, capsys):
     assert [len(run["partitions"]) for run in output["runs"]] == [1]
 
 
-def test_no_store_is_a_mistake(tmp_path, capsys):
+def test_missing_store_is_a_usage_error(tmp_path, capsys):
     assert cli.main(["runs", "--store", str(tmp_path / "none")]) == USAGE
     assert "a store" in capsys.readouterr().err

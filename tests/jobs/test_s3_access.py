@@ -83,7 +83,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_a_bucket_that_cannot_be_used_is_one_line(port, name, capsys):
+def test_unusable_bucket_is_a_one_line_error(port, name, capsys):
     fault, kind, words = ERRORS[name]
     with s3_proxy(port, always(fault)) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
         code, line, error = said_by(capsys, *(ARCHIVE if len(name) % 2 else STORE))
@@ -96,7 +96,7 @@ def test_a_bucket_that_cannot_be_used_is_one_line(port, name, capsys):
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_delta_reports_the_same(port, name, monkeypatch):
+def test_delta_reports_the_same_bucket_error(port, name, monkeypatch):
     """delta-rs, asked after pyarrow found nothing wrong, gives the same reason. It tries again for eight seconds, here
     where the server is busy alone.
     """
@@ -115,7 +115,7 @@ def test_delta_reports_the_same(port, name, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [ARCHIVE, STORE, ("inspect", f"{BUCKET}/a/t-0/0.log"), ("verify", *STORE[1:])])
-def test_an_endpoint_that_does_not_answer_is_an_error(port, words, capsys):
+def test_unresponsive_endpoint_is_an_error(port, words, capsys):
     with socket.socket() as taken:  # so that no other process can listen there
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -129,7 +129,7 @@ def test_an_endpoint_that_does_not_answer_is_an_error(port, words, capsys):
     "words", ["verify s3://nobody/a", "vacuum --store s3://nobody/a", "inspect s3://nobody/a/t-0/0.log",
               "verify --store s3://nobody/a", "lookup s3://nobody/a --time latest"],
 )  # fmt: skip
-def test_missing_bucket(port, words, capsys):
+def test_missing_s3_bucket_is_a_usage_error(port, words, capsys):
     code, line, error = said_by(capsys, *words.split())
     assert (code, error["kind"]) == (2, "MissingBucketError")
     assert re.match("error: s3://nobody at http://127.0.0.1:[0-9]+: there is no such bucket; ", line)
@@ -155,7 +155,7 @@ def test_missing_credentials_are_an_error(port, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://host", "http://127.0.0.1:1/path", "http://"])
-def test_invalid_endpoint(endpoint, capsys):
+def test_invalid_endpoint_is_a_usage_error(endpoint, capsys):
     with environment({**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}):
         code, line, _ = said_by(capsys, *ARCHIVE)
     assert code == 2
@@ -210,7 +210,7 @@ def test_both_libraries_sign_with_the_same_key_and_region(port, given, key, regi
 GLACIER = Fault(status=403, code="InvalidObjectState")
 
 
-def test_error_of_one_file_is_its_own_problem(port):
+def test_request_error_of_one_file_is_a_problem_of_its_partition(port):
     filesystem, path = file_system(f"{BUCKET}/single/x")
     with filesystem.open_output_stream(path) as stream:
         stream.write(b"x")
@@ -236,7 +236,7 @@ def test_error_of_one_file_is_its_own_problem(port):
 
 
 @pytest.mark.parametrize(("fault", "kind"), [(CUT, "UnavailableError"), (SLOW_DOWN, "UnavailableError")], ids=str)
-def test_a_file_whose_every_request_fails_is_no_damage(port, fault, kind, tmp_path, capsys):
+def test_file_with_only_failing_requests_is_not_reported_as_damage(port, fault, kind, tmp_path, capsys):
     """The server answers everything else, and also what Lastkey asks after that."""
     write_partition(tmp_path / "t-0", "a=1 | b=2 || c=3")
     put(tmp_path, f"{BUCKET}/failing-{kind}")
@@ -247,7 +247,7 @@ def test_a_file_whose_every_request_fails_is_no_damage(port, fault, kind, tmp_pa
     assert line.startswith(f"error: s3://logs at {proxy.url}: ")
 
 
-def test_another_endpoint_is_another_file_system_in_the_same_process(port, tmp_path):
+def test_each_endpoint_has_its_own_file_system_in_a_process(port, tmp_path):
     """A notebook may read one store, and then another one that has a bucket of the same name."""
     write_partition(tmp_path / "t-0", "a=1")
     uri = f"{BUCKET}/endpoints"
@@ -261,18 +261,18 @@ def test_another_endpoint_is_another_file_system_in_the_same_process(port, tmp_p
     assert here.equals(file_system(uri)[0]) and not elsewhere.equals(here)
 
 
-def test_hdfs_is_refused_in_one_line(capsys):
+def test_hdfs_is_a_one_line_error(capsys):
     code, line, report = said_by(capsys, "verify", "hdfs://127.0.0.1:1/x")
     assert (code, report["kind"]) == (2, "UsageError")
     assert "expected a path, or the URI of a bucket, found none of file://, s3://, gs://, az://" in line
 
 
-def test_words_of_other_things_are_not_a_buckets():
+def test_unrelated_error_texts_are_not_bucket_errors():
     for words in ("[Errno 13] Permission denied: '/a/403 Forbidden'", "No space left on device", "HTTP status 403"):
         assert classify_message(words) is None
 
 
-def test_a_slow_and_faulty_server_costs_time_alone(port, tmp_path, capsys):
+def test_slow_and_faulty_server_only_delays_a_run(port, tmp_path, capsys):
     write_partition(tmp_path / "t-0", "a=1 | b=2 || c=3")
     put(tmp_path, f"{BUCKET}/faulty")
     slow_down = Fault(status=503)  # with a body that is larger than what was asked for pyarrow does not try again
@@ -287,7 +287,7 @@ def test_a_slow_and_faulty_server_costs_time_alone(port, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("key", ["a b", "a%b", "a+b", "é", "a=b&c'd~e", "日本"])
-def test_a_table_can_lie_under_any_key_of_a_bucket(port, key, tmp_path, capsys):
+def test_table_can_be_at_any_valid_key_of_a_bucket(port, key, tmp_path, capsys):
     """A URI is encoded: `%20` is a space, as pyarrow has it, and Hadoop."""
     uri = f"{BUCKET}/keys/{quote(key)}"
     table.check_fit(open_root(uri))
@@ -304,7 +304,7 @@ def test_a_table_can_lie_under_any_key_of_a_bucket(port, key, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("key", ["a%2520b", "a%5Cb"])
-def test_a_key_under_which_no_table_can_lie(port, key):
+def test_invalid_key_of_a_table_is_refused(port, key):
     with pytest.raises(UsageError, match=r"a store.s (path|URI) cannot have"):
         table.check_fit(open_root(f"{BUCKET}/{key}"))
 
@@ -327,7 +327,7 @@ def test_commit_is_conditional_in_every_environment(port):
     assert dict(root.filesystem.bucket.settings)["AWS_CONDITIONAL_PUT"] == "etag"
 
 
-def test_a_damaged_newest_commit_is_reported(port: int) -> None:
+def test_damaged_newest_commit_is_reported(port: int) -> None:
     """A commit that removes a file under a wrong name would leave the old row beside the new one."""
     uri = f"{BUCKET}/damaged"
     state = open_state(uri)
@@ -360,7 +360,7 @@ def test_a_damaged_file_of_a_table_is_reported_as_on_a_disk(port: int, data: byt
         open_state(state.root.uri).checkpoints()
 
 
-def test_writers_race_while_answers_are_lost_and_writers_killed(port):
+def test_one_of_several_writers_commits_despite_lost_responses_and_kills(port):
     with losing(3) as lost:
         out = race(f"{BUCKET}/race", 4, 4, kill=2, seed=1)
     assert len(lost) > 8
@@ -384,7 +384,7 @@ def _compact_words(archive: str, store: str, *more: str) -> list[str]:
 
 
 @pytest.mark.spark
-def test_a_token_that_expires_and_a_bucket_that_takes_no_files_while_tasks_run(port):
+def test_expired_token_and_refused_writes_during_tasks_are_errors(port):
     """Spark's workers report the failures as text; no partition is reported as uncleanable. Two runs in a session: all
     that the first one asks for fails after its first read, and the second one may write no segment.
     """
@@ -414,7 +414,7 @@ def test_a_token_that_expires_and_a_bucket_that_takes_no_files_while_tasks_run(p
     assert "AccessError" not in done.stderr and "/udfs/" not in done.stderr  # beside the daemon's BrokenPipeError
 
 
-def test_a_bucket_that_takes_no_files_is_no_partitions_fault(port, capsys):
+def test_refused_writes_of_a_bucket_are_not_a_partition_problem(port, capsys):
     put(ROOT / "examples" / "archive", f"{BUCKET}/example")
     fault = Fault(status=404, code="NoSuchUpload")
     refused = lambda method, path: fault if method in ("PUT", "POST") and "/segments/" in path else None  # noqa: E731
@@ -427,7 +427,7 @@ def test_a_bucket_that_takes_no_files_is_no_partitions_fault(port, capsys):
 
 
 @pytest.mark.parametrize("key", ["/double", "a//b"])
-def test_a_key_with_an_empty_part_is_refused_in_one_line(port, key, capsys):
+def test_key_with_an_empty_part_is_a_one_line_error(port, key, capsys):
     assert main(["vacuum", "--store", f"{BUCKET}/{key}"]) == 2
     assert "Traceback" not in capsys.readouterr().err
 
@@ -438,7 +438,7 @@ def test_a_key_with_an_empty_part_is_refused_in_one_line(port, key, capsys):
      (CUT, "UnavailableError")],
     ids=str,
 )  # fmt: skip
-def test_a_commit_that_cannot_be_made(port, fault, kind):
+def test_refused_commit_is_an_error(port, fault, kind):
     """Everything else is writable, but the job leaves no partial output and keeps the old files."""
     uri = f"{BUCKET}/refused-{fault.status}"
     change(uri, a=1)

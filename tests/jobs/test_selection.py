@@ -64,7 +64,7 @@ def test_topics_without_a_match_are_an_error_in_every_job(archive, tmp_path, cap
     ],
     ids=lambda given: " ".join(map(str, given)) if isinstance(given, list) else "",
 )
-def test_topics_and_the_policy_apply_to_what_is_named_and_not_left_out(archive, tmp_path, capsys, words, topics):
+def test_topics_and_policy_apply_to_included_and_not_excluded_topics(archive, tmp_path, capsys, words, topics):
     """Neither option applies to an excluded topic, whose own table may set another policy."""
     (tmp_path / "list").write_text("clicks\n")
     settings = tmp_path / "settings.toml"
@@ -80,7 +80,7 @@ def test_topics_and_the_policy_apply_to_what_is_named_and_not_left_out(archive, 
         assert {p["topic"] for p in json.loads(capsys.readouterr().out)["partitions"]} == topics
 
 
-def test_inspect_leaves_out_topics_and_no_file_of_none(archive, capsys):
+def test_inspect_excludes_topics_and_keeps_files_without_a_topic(archive, capsys):
     (archive / "cleaner-offset-checkpoint").write_text("0\n1\nclicks 0 0\n")
     assert cli.main(["inspect", str(archive), "--exclude", "acc*"]) == DONE
     shown = capsys.readouterr().out
@@ -112,7 +112,7 @@ def test_reset_of_a_missing_topic_is_an_error(archive, tmp_path, capsys, job):
         ["reindex", "ARCHIVE", "--output", "OUT"],
     ],
 )
-def test_a_folder_without_a_partition_is_no_archive(archive, tmp_path, capsys, words):
+def test_folder_without_a_partition_is_not_an_archive(archive, tmp_path, capsys, words):
     """A disk that is not mounted, or a partition's own folder: it must not count as an archive without a problem."""
     (tmp_path / "empty").mkdir()
     before = tree(tmp_path)
@@ -130,7 +130,7 @@ def test_a_folder_without_a_partition_is_no_archive(archive, tmp_path, capsys, w
 @pytest.mark.parametrize(
     "words", [["verify"], ["restore", "--output", "OUT"], ["rollback", "--generation", "1"], ["vacuum", "--dry-run"]]
 )
-def test_an_unknown_topic_of_a_store_is_refused_with_the_nearest(tmp_path, capsys, words):
+def test_unknown_topic_of_a_store_is_refused_with_a_suggestion(tmp_path, capsys, words):
     made = StoreMaker(tmp_path)
     writing.commit_wave(made.state, [make_commit(0, 1, run_id(1), topic="accounts")])
     words = [str(tmp_path / "out") if word == "OUT" else word for word in words]
@@ -138,7 +138,7 @@ def test_an_unknown_topic_of_a_store_is_refused_with_the_nearest(tmp_path, capsy
     assert "matches acounts; did you mean accounts?" in capsys.readouterr().err
 
 
-def test_settings_that_select_nothing_are_a_mistake(archive, tmp_path, capsys):
+def test_settings_that_select_no_topic_are_a_usage_error(archive, tmp_path, capsys):
     words = ["compact", str(archive), "--store", str(tmp_path / "store")]
     assert cli.main(words) == USAGE
     err = capsys.readouterr().err
@@ -149,7 +149,7 @@ def test_settings_that_select_nothing_are_a_mistake(archive, tmp_path, capsys):
     assert not (tmp_path / "store").exists()
 
 
-def test_one_pattern_of_several_that_matches_nothing_is_a_note(archive, tmp_path, capsys):
+def test_pattern_without_a_match_beside_matching_ones_is_a_note(archive, tmp_path, capsys):
     """The pattern may belong to other archives: it is neither an error nor a reason to keep the archive."""
     settings = _settings(tmp_path, "acc*", "clik")
     words = ["compact", str(archive), "--store", str(tmp_path / "store"), "--config", settings, "--json"]
@@ -159,7 +159,7 @@ def test_one_pattern_of_several_that_matches_nothing_is_a_note(archive, tmp_path
     assert "notes" not in {reason["kind"] for reason in report["archive_needed_because"]}
 
 
-def test_an_archive_without_topics_is_said_to_be_none_whatever_is_asked_for(tmp_path, capsys):
+def test_folder_without_topics_is_reported_for_any_topics_option(tmp_path, capsys):
     (tmp_path / "archive").mkdir()
     assert cli.main(["verify", str(tmp_path / "archive"), "--topics", "x"]) == USAGE
     assert "archive, found none\n" in capsys.readouterr().err

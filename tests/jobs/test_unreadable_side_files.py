@@ -83,7 +83,7 @@ def test_compact_reports_its_partition_as_uncleanable(
 
 
 @pytest.mark.parametrize("name", [name for name in _OF_FOLDER if not name.endswith("metadata")])
-def test_compact_continues_over_a_damaged_one(
+def test_compact_ignores_a_damaged_side_file(
     part: Partition, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (part.root / name).write_bytes(b"\xff" * 7)
@@ -92,7 +92,7 @@ def test_compact_continues_over_a_damaged_one(
 
 @pytest.mark.parametrize("name", [name for name in _OF_FOLDER if name.endswith(("txnindex", "snapshot", "checkpoint"))])
 @pytest.mark.parametrize("times", [1, None])
-def test_reindex_puts_nothing_in_its_place(
+def test_reindex_does_not_replace_an_unreadable_side_file(
     part: Partition, tmp_path: Path, name: str, times: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Side files of a compacted log contain more than the remaining log. A file that the second attempt can read is

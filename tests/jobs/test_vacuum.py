@@ -73,7 +73,7 @@ def _segments(maker):
     return read_tree(maker.store / "segments")
 
 
-def test_young_files_are_kept(three_generations):
+def test_recent_files_are_kept(three_generations):
     before, version = _segments(three_generations), three_generations.state.version()
     report = _vacuum(three_generations)
     assert _segments(three_generations) == before
@@ -107,7 +107,7 @@ def test_vacuum_keeps_files_named_by_the_current_generation(three_generations, t
     assert _vacuum(maker).deleted == {}
 
 
-def test_a_generation_that_was_replaced_within_the_grace_stays(three_generations):
+def test_generation_replaced_within_the_grace_period_is_kept(three_generations):
     maker = three_generations
     maker.age(WEEK + 1, maker.run_folder("t", 0, 1), maker.run_folder("t", 0, 2))  # 3 was committed just now
     _vacuum(maker)
@@ -116,7 +116,7 @@ def test_a_generation_that_was_replaced_within_the_grace_stays(three_generations
     assert not (maker.run_folder("t", 0, 1) / "00000000000000000000.log").exists()
 
 
-def test_a_folder_of_which_not_all_is_known_still_says_when_it_replaced_the_one_before(three_generations):
+def test_partly_known_folder_has_the_replacement_time_of_its_parent(three_generations):
     maker = three_generations
     maker.age(WEEK + 1, maker.run_folder("t", 0, 1), maker.run_folder("t", 0, 2))
     (maker.run_folder("t", 0, 3) / "mine").mkdir()  # generation 3 was committed just now
@@ -125,7 +125,7 @@ def test_a_folder_of_which_not_all_is_known_still_says_when_it_replaced_the_one_
     assert maker.run_folder("t", 0, 2).exists()
 
 
-def test_folders_of_tasks_that_were_tried_again(maker):
+def test_folders_of_retried_tasks_are_deleted(maker):
     """A task's second attempt has its own folder: it belongs to a generation if it was committed, otherwise it is
     garbage.
     """
@@ -147,7 +147,7 @@ def test_folders_of_tasks_that_were_tried_again(maker):
     assert (maker.run_folder("t", 0, 1) / "00000000000000000100.log").exists()
 
 
-def test_a_run_at_work_is_spared_while_its_newest_file_is_young(three_generations):
+def test_active_run_is_kept_while_its_newest_file_is_recent(three_generations):
     maker = three_generations
     maker.age(WEEK + 1, maker.dead)
     (maker.dead / "00000000000000000900.log").write_bytes(A)
@@ -155,7 +155,7 @@ def test_a_run_at_work_is_spared_while_its_newest_file_is_young(three_generation
     assert len(list(maker.dead.iterdir())) == 9
 
 
-def test_no_grace_and_a_glob(three_generations, tables_vacuumed):
+def test_vacuum_without_grace_deletes_generations_of_selected_topics(three_generations, tables_vacuumed):
     maker = three_generations
     maker.generation("u", 0, 1, {0: A})
     maker.generation("u", 0, 2, {0: A})
@@ -167,7 +167,7 @@ def test_no_grace_and_a_glob(three_generations, tables_vacuumed):
     assert tables_vacuumed == []  # the tables are everybody's: only without --topics
 
 
-def test_path_without_a_store(tmp_path):
+def test_path_without_a_store_is_an_error(tmp_path):
     with pytest.raises(MissingPathError):
         vacuum.run(VacuumOptions(str(tmp_path)), Silent())
 
@@ -204,7 +204,7 @@ def test_generation_before_a_reset_is_kept_until_given_up(reset_store):
     assert (maker.run_folder("t", 0, 3) / "00000000000000000000.log").exists()  # generation 4 names it
 
 
-def test_giving_up_what_was_before_a_reset_waits_for_the_grace(reset_store):
+def test_give_up_before_a_reset_observes_the_grace_period(reset_store):
     maker = reset_store
     maker.age(-WEEK, maker.run_folder("t", 0, 3))  # it replaced generation 2 an hour ago
     report = _vacuum(maker, give_up=TopicFilter(("t",)))
@@ -213,7 +213,7 @@ def test_giving_up_what_was_before_a_reset_waits_for_the_grace(reset_store):
 
 
 @pytest.mark.parametrize("killed_after", range(12))
-def test_a_vacuum_that_is_killed_leaves_nothing_that_is_taken_for_a_generation(maker, monkeypatch, killed_after):
+def test_killed_vacuum_leaves_no_partial_generation(maker, monkeypatch, killed_after):
     """Leftovers of generation 1 would be kept for their offsets, or make rebuild-state ask."""
     maker.generation("t", 0, 1, {0: A})
     maker.generation("t", 0, 2, {0: A}, reset=True)
@@ -249,7 +249,7 @@ def test_a_vacuum_that_is_killed_leaves_nothing_that_is_taken_for_a_generation(m
 # -- beside runs, and where the tables are not whole
 
 
-def test_a_run_that_has_not_committed_cannot_once_its_folder_was_named(three_generations):
+def test_run_cannot_commit_after_vacuum_announced_its_folder(three_generations):
     maker = three_generations
     run = open_state(str(maker.store))
     run.current()  # planned on generation 3
@@ -268,7 +268,7 @@ def test_a_run_that_has_not_committed_cannot_once_its_folder_was_named(three_gen
     assert maker.state.checkpoints()["t", 0].generation == 4
 
 
-def test_a_commit_between_the_look_and_the_mark_is_looked_at(three_generations):
+def test_commit_between_listing_and_marker_is_considered(three_generations):
     """A run that seemed dead commits during the vacuum: its files are kept."""
     maker = three_generations
     run = open_state(str(maker.store))
@@ -303,7 +303,7 @@ def test_old_generations_are_deleted_without_the_table_of_runs(three_generations
 
 
 @pytest.mark.parametrize("manifests", [True, False])
-def test_a_live_generation_that_is_not_current_keeps_its_segments(maker, manifests):
+def test_retained_older_generation_keeps_its_segments(maker, manifests):
     """The manifest in the folder decides; if it is damaged, vacuum deletes nothing of the partition."""
     first = maker.generation("t", 0, 1, {0: A, 100: B})
     maker.generation("t", 0, 2, {0: B}, kept=first[1:])
@@ -365,7 +365,7 @@ def test_links_are_not_followed(maker, tmp_path, linked):
 
 
 @pytest.mark.parametrize("linked", ["segments", "state", "state/compaction_checkpoints"])
-def test_a_store_whose_own_folder_is_a_link_is_not_vacuumed(maker, tmp_path, linked):
+def test_store_with_a_linked_folder_is_not_vacuumed(maker, tmp_path, linked):
     _two_generations(maker)
     moved = (maker.store / linked).rename(tmp_path / "moved")
     (maker.store / linked).symlink_to(moved)
@@ -375,14 +375,14 @@ def test_a_store_whose_own_folder_is_a_link_is_not_vacuumed(maker, tmp_path, lin
     assert tree(moved) == before
 
 
-def test_a_store_that_a_link_leads_to_is_vacuumed(maker, tmp_path):
+def test_store_behind_a_link_is_vacuumed(maker, tmp_path):
     old, _ = _two_generations(maker)
     (tmp_path / "link").symlink_to(maker.store)
     assert vacuum.run(VacuumOptions(str(tmp_path / "link")), Silent()).deleted
     assert not old.exists()
 
 
-def test_a_copy_of_a_store_is_vacuumed_and_the_original_stays(maker, tmp_path):
+def test_vacuum_of_a_copied_store_does_not_change_the_original(maker, tmp_path):
     old, _ = _two_generations(maker)
     before = tree(maker.store)
     shutil.copytree(maker.store, tmp_path / "copy", symlinks=True)
@@ -412,7 +412,7 @@ def test_files_of_a_shared_mount_are_kept(maker, tmp_path, shared):
 
 
 @pytest.mark.parametrize("linked", ["a partition's folder", "a run's folder"])
-def test_a_current_generation_that_a_link_in_the_store_leads_to_stays(maker, linked):
+def test_current_generation_behind_a_link_is_kept(maker, linked):
     """Under the other name it was not committed."""
     old, current = _two_generations(maker)
     partition = current.parent
@@ -432,7 +432,7 @@ def _old_nights(maker, times):
         maker.age(WEEK + 1, maker.run_folder("t", 0, number))
 
 
-def test_the_newest_of_days_and_weeks_stay_and_can_be_restored(maker, tmp_path):
+def test_newest_generations_of_days_and_weeks_are_kept_and_restorable(maker, tmp_path):
     day, start = 86_400_000, 1_699_228_800_000  # a Monday, 00:00 UTC
     _old_nights(maker, [start + n * day + hour for n in range(15) for hour in (0, day // 2)])
     dry = _vacuum(maker, keep="2,3d,2w", dry_run=True)
@@ -460,7 +460,7 @@ def test_the_newest_of_days_and_weeks_stay_and_can_be_restored(maker, tmp_path):
         assert log.read_bytes() == bytes([number]) * 100
 
 
-def test_a_kept_rollback_keeps_the_files_that_it_goes_back_to(maker):
+def test_retained_rollback_keeps_files_of_its_target(maker):
     _old_nights(maker, [1_699_228_800_000 + n * 86_400_000 for n in range(3)])
     rollback.run(RollbackOptions(str(maker.store), 1), Silent())
     maker.generation("t", 0, 5, {0: B}, started_ms=2_000_000_000_000)
@@ -471,7 +471,7 @@ def test_a_kept_rollback_keeps_the_files_that_it_goes_back_to(maker):
     assert left == {"1", "4", "5"}
 
 
-def test_report_names_safety_reasons_beside_the_rules(three_generations):
+def test_report_names_safety_reasons_in_addition_to_the_rules(three_generations):
     report = _vacuum(three_generations, keep="1d", dry_run=True)
     assert all(not g["selected"] for g in report.generations)
     assert "replaced less than 168 hours ago" in report.generations[0]["because"]

@@ -25,7 +25,7 @@ def maker(tmp_path):
     return StoreMaker(tmp_path)
 
 
-def test_a_generation_that_is_replaced_after_the_listing_stays_for_the_grace(maker):
+def test_generation_replaced_after_the_listing_is_kept_for_the_grace_period(maker):
     """Listing 10,000 partitions takes time; runs may commit meanwhile, because vacuum takes no lock against them."""
     maker.generation("t", 0, 1, {0: A})
     maker.generation("u", 0, 1, {0: A})
@@ -35,7 +35,7 @@ def test_a_generation_that_is_replaced_after_the_listing_stays_for_the_grace(mak
     assert maker.run_folder("t", 0, 1).exists(), "replaced a moment ago; the grace is a week"
 
 
-def test_a_generation_that_is_rolled_back_after_the_listing_stays(maker, monkeypatch):
+def test_generation_rolled_back_after_the_listing_is_kept(maker, monkeypatch):
     """In a bucket: there is no lock."""
     monkeypatch.setattr(State, "lock", lambda self, seconds=0.0: contextlib.nullcontext())
     maker.generation("t", 0, 1, {0: A}, end=200)
@@ -51,7 +51,7 @@ def test_a_generation_that_is_rolled_back_after_the_listing_stays(maker, monkeyp
     assert (maker.run_folder("t", 0, 1) / "00000000000000000000.log").exists()
 
 
-def test_a_vacuum_without_grace_that_took_the_folder_of_a_run_is_a_conflict(maker):
+def test_vacuum_without_grace_that_deleted_the_folder_of_a_run_is_a_conflict(maker):
     """The vacuum deletes the folder before the run writes its manifest."""
     made = make_commit(0, 1, run_id(1))
     with pytest.raises(ConflictError, match="the folder that this run wrote"):
@@ -59,7 +59,7 @@ def test_a_vacuum_without_grace_that_took_the_folder_of_a_run_is_a_conflict(make
 
 
 @pytest.mark.parametrize("grace_hours", [0, 168])
-def test_a_folder_that_is_empty_when_it_is_listed_may_be_a_generation_a_moment_later(maker, grace_hours):
+def test_files_written_after_an_empty_listing_are_kept(maker, grace_hours):
     """Vacuum must not delete the files that a run has written into the folder since the listing, whatever the grace."""
     maker.generation("t", 0, 1, {0: A})
     folder = maker.run_folder("t", 0, 2)
@@ -74,7 +74,7 @@ def test_a_folder_that_is_empty_when_it_is_listed_may_be_a_generation_a_moment_l
     assert (folder / f"{0:020}.log").read_bytes() == B
 
 
-def test_a_run_that_writes_into_the_folder_while_it_goes_does_not_end_the_vacuum(maker):
+def test_concurrent_write_into_a_deleted_folder_does_not_stop_the_vacuum(maker):
     """A folder that receives files during its deletion must not end the vacuum with `Directory not empty`."""
     maker.generation("t", 0, 1, {0: A})
     maker.generation("t", 0, 2, {0: B})
@@ -105,7 +105,7 @@ def test_a_run_that_writes_into_the_folder_while_it_goes_does_not_end_the_vacuum
     assert not (folder / f"{0:020}.log").exists()
 
 
-def test_a_run_s_folder_that_holds_folders_alone_is_left_alone(maker):
+def test_run_folder_with_only_subfolders_is_kept(maker):
     """The vacuum does what its note states."""
     maker.generation("t", 0, 1, {0: A})
     inside = maker.run_folder("t", 0, 2) / "somebody's"

@@ -9,7 +9,7 @@ import pytest
 from lastkey.jobs import warm_up
 
 
-def test_every_compaction_and_every_other_job_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_runs_of_every_job_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def noting(name):

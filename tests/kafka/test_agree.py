@@ -159,7 +159,7 @@ def check_with_kafkas_tool(output: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["auto", "always"])
-def test_logs_of_a_broker_of_today(split, written, tmp_path, spark):
+def test_new_logs_of_a_broker_are_cleaned_and_served_as_by_kafka(split, written, tmp_path, spark):
     outputs = three_passes(written, tmp_path, split)
     check_with_kafkas_tool(outputs[0])
     for output in (outputs[0], outputs[2]):

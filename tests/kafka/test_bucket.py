@@ -63,7 +63,7 @@ def compact_on_spark(archive: str, store: str, now_ms: int) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_store_in_a_bucket(tmp_path, capsys):
+def test_store_in_a_bucket_equals_that_on_a_disk(tmp_path, capsys):
     whole, grown = ROOT / "examples" / "archive", tmp_path / "archive"
     shutil.copytree(whole, grown)
     newest = max(files_in(whole, "orders-0/*.log"))

@@ -83,7 +83,7 @@ def ours(case: Case, partition: str, work: Path, run) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", client_names())
-def test_three_passes_as_kafkas_cleaner(theirs, name, tmp_path):
+def test_three_passes_equal_those_of_kafkas_cleaner(theirs, name, tmp_path):
     case = theirs[name]
     [partition] = case.partitions
     expected = kafkas(case, partition, tmp_path / "kafka")
@@ -91,7 +91,7 @@ def test_three_passes_as_kafkas_cleaner(theirs, name, tmp_path):
     assert ours(case, partition, tmp_path / "blocks", compact_in_blocks) == expected
 
 
-def test_the_emptied_last_batch_of_a_range_below_the_high_watermark(theirs, tmp_path):
+def test_emptied_last_batch_below_the_high_watermark_is_kept(theirs, tmp_path):
     """Kafka 4.3 keeps its header and 4.4 does not (KAFKA.md, "Batches"); what 4.4 leaves is no gap for us."""
     case = theirs["kafka-python-gzip-txn"]
     [partition] = case.partitions
@@ -110,7 +110,7 @@ def test_the_emptied_last_batch_of_a_range_below_the_high_watermark(theirs, tmp_
         assert done.result.problem is None
 
 
-def test_the_logs_are_what_they_are_said_to_be(theirs):
+def test_client_logs_have_their_described_features(theirs):
     """A log without removable records would prove nothing."""
     about = {name: case.meta["partitions"][case.partitions[0]] for name, case in theirs.items()}
     for client in ("confluent", "kafka-python", "aiokafka"):
@@ -133,7 +133,7 @@ def list_codecs(case: Case) -> set[str]:
     return {line.split("\t")[5] for line in dump([folder], "B")[folder]}
 
 
-def test_reindex_as_kafkas_recovery(theirs, tmp_path):
+def test_reindex_equals_kafkas_recovery_of_client_logs(theirs, tmp_path):
     logs = [BareLog(p, case.input(p), log_start=case.log_start(p)) for case in theirs.values() for p in case.partitions]
     copy_logs(logs, tmp_path / "archive")
     shutil.copytree(tmp_path / "archive", tmp_path / "kafka")
@@ -144,7 +144,7 @@ def test_reindex_as_kafkas_recovery(theirs, tmp_path):
 
 
 @pytest.mark.parametrize("name", INTERNAL)
-def test_every_record_of_the_brokers_own_topics_is_read(theirs, name):
+def test_every_record_of_internal_topics_is_decoded(theirs, name):
     case = theirs[name]
     folder, decoder = case.input(case.partitions[0]), TOPICS[name]
     kinds: Counter[str] = Counter()

@@ -48,7 +48,7 @@ def read(folder: Path) -> Committed:
     return gather([read_commits(partition) for partition in partitions if partition.topic in TOPICS])
 
 
-def test_committed_offsets_equal_the_brokers(delivered):
+def test_committed_offsets_equal_those_of_the_broker(delivered):
     folder, answers, ends = delivered
     found = read(folder)
     ours: Answers = {}
@@ -70,7 +70,7 @@ def test_committed_offsets_equal_the_brokers(delivered):
     assert sum(len(row["delivered"]) for row in rows) > 3  # else the lags prove little
 
 
-def test_share_states_fold_as_kafkas_class_folds_them():
+def test_share_states_are_merged_as_by_kafka():
     drawn, folds = random.Random(30), []
     for _ in range(400):
         fold = []

@@ -80,7 +80,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("codec", ["gzip", "lz4"])
-def test_levels_give_the_bytes_of_kafkas_producer(written: Path, codec: str) -> None:
+def test_compression_levels_give_the_bytes_of_kafkas_producer(written: Path, codec: str) -> None:
     for level in LEVELS[codec]:
         found = bodies(written / f"{codec}{level}-0")
         assert len(found) > 5
@@ -88,7 +88,7 @@ def test_levels_give_the_bytes_of_kafkas_producer(written: Path, codec: str) -> 
             assert compress(CODEC_NAMES.index(codec), plain, Levels(**{codec: level})) == stored, level
 
 
-def test_levels_of_zstd_give_about_the_bytes_of_kafkas_producer(written: Path) -> None:
+def test_zstd_levels_give_about_the_size_of_kafkas_producer(written: Path) -> None:
     for level in LEVELS["zstd"]:
         pairs = bodies(written / f"zstd{level}-0")
         ours = sum(len(compress(CODEC_NAMES.index("zstd"), plain, Levels(zstd=level))) for _, plain in pairs)
@@ -96,7 +96,7 @@ def test_levels_of_zstd_give_about_the_bytes_of_kafkas_producer(written: Path) -
         assert abs(ours - theirs) <= 0.05 * theirs, level
 
 
-def test_a_report_foretells_the_bytes_of_a_gzip_topic_in_zstd(
+def test_report_predicts_the_size_of_a_gzip_topic_in_zstd(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sample of the gzip batches of a real producer is right about the whole, within the stated bound."""
@@ -114,7 +114,7 @@ def test_a_report_foretells_the_bytes_of_a_gzip_topic_in_zstd(
 
 
 @pytest.mark.parametrize("topic", ["packed", "txn"])
-def test_a_gzip_topic_in_zstd_has_the_same_records(written: Path, tmp_path: Path, topic: str) -> None:
+def test_gzip_topic_recompressed_with_zstd_has_the_same_records(written: Path, tmp_path: Path, topic: str) -> None:
     """The same archive, cleaned with the producers' codec and recompressed: Kafka's dumps differ only in the codec."""
     found = {}
     for name, settings in (("producer", {}), ("zstd", {"compression.type": "zstd", "recompress": True})):

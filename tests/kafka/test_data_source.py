@@ -60,7 +60,7 @@ def ours(folder: Path, isolation: str) -> list[str]:
 
 
 @pytest.mark.parametrize("number", range(3), ids=["as-written", "more", "cleaned"])
-def test_every_field_of_every_record_as_a_real_consumer_reads_it(cases, tmp_path, number):
+def test_every_record_equals_that_of_a_kafka_consumer(cases, tmp_path, number):
     """All golden cases, both isolation levels: every codec and magic, transactions, headers, compacted logs."""
     parts = groups(cases)[number]
     n = 0
@@ -74,7 +74,7 @@ def test_every_field_of_every_record_as_a_real_consumer_reads_it(cases, tmp_path
     assert n > 1000
 
 
-def test_lost_side_files_do_not_change_what_is_committed(cases, tmp_path):
+def test_missing_side_files_do_not_change_committed_records(cases, tmp_path):
     """An archive of `.log` files alone gives what a consumer of the whole topic got."""
     parts = {p: cases[n].input(p) for n in ("txn-zstd", "txn-none", "txn-hang", "txn-old") for p in cases[n].partitions}
     with served_by_broker(parts) as broker:
@@ -90,7 +90,7 @@ def test_lost_side_files_do_not_change_what_is_committed(cases, tmp_path):
             assert ours(bare, "read_committed") == (tmp_path / "lines").read_text("latin-1").splitlines(), name
 
 
-def test_a_running_brokers_folder_is_read_up_to_its_high_watermark(tmp_path):
+def test_folder_of_a_running_broker_is_read_up_to_its_high_watermark(tmp_path):
     """A query reads up to the checkpoint of that moment; all records once it is written, and after a stop."""
     with Broker(tmp_path, {"replica.high.watermark.checkpoint.interval.ms": 100}) as broker:
         make_logs(broker.bootstrap, ["topic=live records=500 keys=40 seed=3"])
@@ -120,7 +120,7 @@ TOPICS = ("ts-disorder", "two-parts", "zstd-headers", "txn-zstd", "lz4-append")
 
 
 @pytest.mark.slow
-def test_every_row_as_sparks_own_kafka_source_reads_it(cases, tmp_path):
+def test_every_row_equals_that_of_the_kafka_source_of_spark(cases, tmp_path):
     """The same options, the same schema, the same rows: a query moves over with its format's name and a path."""
     parts = {partition: cases[name].input(partition) for name in TOPICS for partition in cases[name].partitions}
     for name, folder in parts.items():

@@ -29,14 +29,14 @@ def random_keys() -> list[bytes]:
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3, 12, 50, 1000, 2**31 - 1])
-def test_partitioner_as_the_producers(partitions):
+def test_partitioner_equals_that_of_the_producer(partitions):
     keys = random_keys()
     theirs = lab().call("partition_for_keys", keys=[encode_base64(key) for key in keys], partitions=partitions)
     assert murmur2(pa.array(keys)).to_pylist() == theirs["hashes"]
     assert default_partitions(pa.array(keys), partitions).to_pylist() == theirs["partitions"]
 
 
-def test_partitions_that_a_producer_chose(tmp_path):
+def test_partitioner_gives_the_partitions_of_a_producer(tmp_path):
     keys = random_keys()
     with Broker(tmp_path) as broker:
         create_topics(broker.bootstrap, {"twelve": 12}, {})
@@ -75,7 +75,7 @@ def random_values(kind: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", ["string", "boolean", "short", "int", "long", "float", "double", "uuid"])
-def test_values_as_kafkas_deserializers(kind):
+def test_decoders_equal_the_deserializers_of_kafka(kind):
     values = random_values(kind)
     theirs = lab().call("deserialize", kind=kind, values=list(map(encode_base64, values)))
     read = decode(pa.array(values), kind)

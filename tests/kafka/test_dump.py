@@ -42,7 +42,7 @@ def ours(paths, options):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_file_of_the_golden_cases(mode, tmp_path_factory):
+def test_every_file_of_the_golden_cases_is_dumped_as_by_kafka(mode, tmp_path_factory):
     flags, options = MODES[mode]
     cases = golden(tmp_path_factory)
     files = [
@@ -64,7 +64,7 @@ def test_every_file_of_the_golden_cases(mode, tmp_path_factory):
             assert len(mine) == len(theirs)
 
 
-def test_invalid_text(tmp_path):
+def test_invalid_text_is_dumped_as_by_kafka(tmp_path):
     rng = random.Random(7)
     pieces = [b"\xc2", b"\xe0\xa0", b"\xe0\x80", b"\xed\xa0\x80", b"\xf0\x9f\x98", b"\xf0\x9f", b"\xf4\x90", b"\xf5",
               b"\xff", b"\x80", b"a", "é€😀".encode(), b"\xef\xbf\xbd", b"\xf0\x80", b"\xe1", b"\xf8\x88"]  # fmt: skip
@@ -80,7 +80,7 @@ def test_invalid_text(tmp_path):
     assert ours([log], DumpOptions(LogOptions(deep=True, decode=as_strings))) == theirs
 
 
-def test_control_records_of_another_kind(tmp_path):
+def test_other_control_records_are_dumped_as_by_kafka(tmp_path):
     log = write_segment(tmp_path, "a=1 | {pid=1 commit} | b=2")
     data = log.read_bytes()
     for kind in (7, 0x7FFF):
@@ -110,7 +110,7 @@ def rising(said):
 
 
 @pytest.mark.parametrize("mode", ["data", "verify"])
-def test_findings_for_every_file_of_the_golden_cases(mode, tmp_path_factory):
+def test_findings_for_every_file_of_the_golden_cases_equal_those_of_kafka(mode, tmp_path_factory):
     """Each call dumps one file: the tool orders several by a hash map."""
     flags, options = MODES[mode]
     cases, said = golden(tmp_path_factory), 0
@@ -125,7 +125,7 @@ def test_findings_for_every_file_of_the_golden_cases(mode, tmp_path_factory):
     assert said >= 10
 
 
-def test_findings_for_wrong_indexes(tmp_path):
+def test_findings_for_wrong_indexes_equal_those_of_kafka(tmp_path):
     """Entries changed at random. A position that is no batch's is a mismatch here; there the tool reads what it finds,
     and ends.
     """
@@ -161,7 +161,7 @@ def test_findings_for_wrong_indexes(tmp_path):
 @pytest.mark.parametrize("batches", ["", "a=1 b=2 | c=3", "a=1 | c=3"])
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("n", [1, 3])
-def test_an_index_of_zeros(tmp_path, batches, suffix, n):
+def test_zero_filled_index_is_dumped_as_by_kafka(tmp_path, batches, suffix, n):
     log = write_segment(tmp_path, batches) if batches else tmp_path / "00000000000000000000.log"
     log.touch()
     for each, size in ((".index", 8), (".timeindex", 12)):  # the tool looks into both

@@ -19,7 +19,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 EARLIEST, LATEST = -2, -1
 
 
-def test_a_broker_begins_where_the_archive_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broker_continues_at_the_end_offset_of_an_empty_partition(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = Place(tmp_path, capsys)
     archive = place.archive.parent
     place.archive.rmdir()
@@ -38,7 +40,7 @@ def test_a_broker_begins_where_the_archive_ended(tmp_path: Path, capsys: pytest.
     assert {name: [offset for offset, _, _ in answers] for name, answers in found.items()} == expected
 
 
-def test_the_last_record_is_where_a_consumer_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reported_last_record_equals_that_of_a_consumer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told, _ = restore_logs(tmp_path, capsys, ENDS)
     with start_restored(tmp_path / "text") as broker:
         for one in told["partitions"]:
@@ -49,7 +51,7 @@ def test_the_last_record_is_where_a_consumer_ends(tmp_path: Path, capsys: pytest
             assert end == one["next_offset"]
 
 
-def test_a_folder_without_a_topic_id_becomes_stray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_a_topic_id_becomes_stray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The broker behaves as the note states; with the requested file it serves the log (`start_restored` writes the
     file).
     """

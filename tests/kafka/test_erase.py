@@ -44,7 +44,7 @@ def _records(folder: Path) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def test_a_broker_starts_without_the_erased_keys(cases, tmp_path: Path) -> None:
+def test_broker_serves_a_restored_store_without_the_erased_keys(cases, tmp_path: Path) -> None:
     lab = Lab(None, tmp_path, {"defaults": COMPACT | {"null.keys": "keep"}, "job": {"engine": "threads"}})
     for name in case_names():
         for partition in cases[name].partitions:

@@ -70,7 +70,7 @@ def data_records(folder: Path) -> list[Record]:
     return [r for b in batches if not b.control for r in b.records]
 
 
-def test_kafkas_cleaner_writes_the_same_bytes_and_drops_the_same_tombstones_later(place: Place) -> None:
+def test_kafkas_cleaner_writes_the_same_bytes_and_later_removes_the_same_tombstones(place: Place) -> None:
     theirs = place.root / "kafka" / "t-0"
     write_partition(theirs, LOG, index_interval_bytes=0)
     list(clean([CleanSpec(theirs, NOW)]))
@@ -82,7 +82,7 @@ def test_kafkas_cleaner_writes_the_same_bytes_and_drops_the_same_tombstones_late
         assert [path.read_bytes() for path in logs(ours)] == [path.read_bytes() for path in logs(theirs)]
 
 
-def test_verify_and_reindex_take_them(place: Place) -> None:
+def test_verify_and_reindex_accept_far_horizons(place: Place) -> None:
     folder = restored(place, "again")
     assert place.run("verify", "--store", str(place.store))[0] == 0
     assert place.run("verify", str(folder.parent))[0] == 0
@@ -90,7 +90,7 @@ def test_verify_and_reindex_take_them(place: Place) -> None:
     assert code == 0, output
 
 
-def test_inspect_prints_what_kafka_dump_log_prints(place: Place) -> None:
+def test_inspect_prints_far_horizons_as_kafka_dump_log(place: Place) -> None:
     options = DumpOptions(LogOptions(deep=True, decode=as_strings))
     for path in logs(restored(place, "again")):
         out: list[bytes] = []
@@ -102,7 +102,7 @@ def _add(out: list[bytes], data: bytes) -> None:
     out.append(bytes(data))
 
 
-def test_the_data_source_gives_their_times(place: Place) -> None:
+def test_data_source_reads_far_timestamps(place: Place) -> None:
     folder = restored(place, "again")
     found = read("kafka_log", folder.parent, maxRecordsPerBatch="3")
     times = np.asarray(found["timestamp"].cast("int64")) // 1000
@@ -111,7 +111,7 @@ def test_the_data_source_gives_their_times(place: Place) -> None:
     assert {offset: (time, key) for offset, time, key in rows} == expected
 
 
-def test_lookups_by_time_give_the_brokers_answers(place: Place) -> None:
+def test_lookups_by_far_times_equal_those_of_the_broker(place: Place) -> None:
     folder = restored(place, "again")
     times = sorted({r.timestamp + d for r in data_records(folder) for d in (-1, 0, 1)})
     copy = place.root / "copy" / "t-0"
@@ -125,7 +125,7 @@ def test_lookups_by_time_give_the_brokers_answers(place: Place) -> None:
     assert code == 0, output
 
 
-def test_magic_3_and_back_gives_the_same_bytes(place: Place) -> None:
+def test_conversion_to_magic_3_and_back_keeps_far_horizons(place: Place) -> None:
     folder = restored(place, "again")
     for form, source in (("v3", folder.parent), ("v2", place.root / "v3")):
         code, output = place.run("convert", str(source), "--to", form, "--output", str(place.root / form))

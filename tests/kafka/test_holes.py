@@ -19,7 +19,7 @@ pytestmark = pytest.mark.kafka
 LOG = "{pid=1} a=1 || {pid=1} b=5@5 | {pid=1} c=6 || {pid=1} b=7 || h=8"
 
 
-def test_accepted_gap_is_cleaned_as_by_kafka(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_with_an_accepted_gap_is_cleaned_as_by_kafka(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = Place(tmp_path, capsys)
     for folder in (place.archive, tmp_path / "k-0"):
         write_partition(folder, LOG, bases={1: 5})

@@ -70,7 +70,7 @@ def ours(folder, offsets, times):
 
 
 @pytest.mark.parametrize("kind", ["input", "expected1", "log-start-raised"])
-def test_lookups_answer_as_kafkas_own_log(kind, tmp_path, tmp_path_factory):
+def test_lookups_equal_those_of_kafkas_log_class(kind, tmp_path, tmp_path_factory):
     rng = random.Random(kind)
     asked = 0
     for name, case in golden(tmp_path_factory).items():
@@ -117,7 +117,7 @@ def first_readable(folder, offset):
     return -1
 
 
-def test_answers_equal_those_of_a_broker(tmp_path_factory):
+def test_lookups_equal_those_of_a_broker(tmp_path_factory):
     rng = random.Random(11)
     parts, times, expected, offsets, plans = {}, {}, {}, {}, {}
     for name, case in golden(tmp_path_factory).items():

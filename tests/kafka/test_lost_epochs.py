@@ -22,7 +22,7 @@ LOG = (
 
 
 @pytest.mark.parametrize("archived", ["0\n4\n0 0\n3 2\n5 4\n7 6\n", "0\n2\n5 4\n7 6\n", None])
-def test_a_broker_loads_a_generation_whose_epochs_were_lost(tmp_path: Path, archived: str | None) -> None:
+def test_broker_loads_a_generation_with_missing_leader_epochs(tmp_path: Path, archived: str | None) -> None:
     """archived: the archive's own file; None: the file is lost too, and only the batches show the epochs."""
     defaults = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "segment.bytes": 14}
     lab = Lab(None, tmp_path, {"defaults": defaults, "job": {"engine": "threads"}})

@@ -34,7 +34,7 @@ def offsets(log_lines: tuple[str, ...]) -> list[int]:
     return [int(line.split()[1]) for line in log_lines]
 
 
-def test_a_consumer_takes_the_outcome_of_the_next_marker_and_so_do_our_readers(tmp_path: Path) -> None:
+def test_consumer_and_readers_use_the_outcome_of_the_next_marker(tmp_path: Path) -> None:
     parts = {name: tmp_path / name for name in LOGS}
     for name, text in LOGS.items():
         write_partition(parts[name], text)
@@ -48,7 +48,7 @@ def test_a_consumer_takes_the_outcome_of_the_next_marker_and_so_do_our_readers(t
         assert table.column("offset").to_pylist() == expected, name
 
 
-def test_kafkas_cleaner_loses_what_we_keep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kafkas_cleaner_removes_records_that_lastkey_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = {
         "aborted-0": ("0:a=0 | ABORT | 5:g=7 || 6:h=8", "0:a=0 | 1:a=1 | [3-3] | ABORT | 5:g=7 || 6:h=8"),
         "committed-0": (
@@ -66,7 +66,7 @@ def test_kafkas_cleaner_loses_what_we_keep(tmp_path: Path, capsys: pytest.Captur
         assert log_text(*files_in(place.archive)) == kafkas, name
 
 
-def test_a_broker_serves_what_we_keep_as_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broker_serves_the_retained_records_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The earlier batch has the same outcome for consumers before and after."""
     for name in ("aborted-0", "committed-0"):
         place = Place(tmp_path / name, capsys)
@@ -78,7 +78,7 @@ def test_a_broker_serves_what_we_keep_as_before(tmp_path: Path, capsys: pytest.C
             assert consume(broker.bootstrap, "t-0", "read_committed").records == len(SEEN[name])
 
 
-def test_no_log_that_a_broker_wrote_looks_like_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_golden_logs_have_no_lost_marker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Commits, aborts, producers that fence the one before, with transaction.version 1, and 2 from mid-log on."""
     with Broker(tmp_path / "broker") as broker:
         create_topics(broker.bootstrap, {"t": 1}, {"segment.bytes": 1 << 20})

@@ -70,7 +70,7 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
     return copies, fork, read.data_sha256
 
 
-def test_the_disks_of_a_cluster(disks: tuple[Path, int, str], tmp_path: Path) -> None:
+def test_disks_of_a_cluster_after_an_unclean_election_are_merged(disks: tuple[Path, int, str], tmp_path: Path) -> None:
     """The result is the log of the broker that was elected, and the records that only broker 1 had are listed."""
     copies, fork, read = disks
     report = run_merge(copies, tmp_path / "out", layout="replicas")
@@ -88,7 +88,9 @@ def test_the_disks_of_a_cluster(disks: tuple[Path, int, str], tmp_path: Path) ->
         assert check_served(broker.bootstrap, partition_dirs([tmp_path / "out"]))[0] == []
 
 
-def test_damaged_disks(disks: tuple[Path, int, str], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_randomly_damaged_disks_are_merged_without_loss(
+    disks: tuple[Path, int, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     source, fork, _ = disks
     whole, tally, results = read_batches(source / "broker-3"), Counter[str](), []
     for run in range(n_cases(request, FEW)):

@@ -64,7 +64,7 @@ def test_a_broker_refuses_a_file_in_magic_3(cases: dict[str, Case], tmp_path: Pa
         assert sum(log.stat().st_size for log in (data / partition).glob("*.log")) == 0
 
 
-def test_a_broker_does_not_start_on_a_conversion_that_was_cut_off(
+def test_broker_does_not_start_on_an_interrupted_conversion(
     cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder of a partition that is not whole stops it by its name. Beside whole ones, the mark alone does not."""

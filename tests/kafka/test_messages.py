@@ -84,7 +84,7 @@ def described(fields):
     ]
 
 
-def test_the_table_says_what_the_classes_are(classes):
+def test_message_table_equals_the_classes_of_kafka(classes):
     table = messages()
     assert {name for name in table if is_known(name)} == set(classes)
     theirs = lab().call("describe_messages", classes=list(classes.values()))
@@ -105,7 +105,7 @@ def made(classes, name: str, version: int, count: int, seed: int):
     return [(base64.b64decode(one["bytes"]), one["json"]) for one in found]
 
 
-def test_random_messages_of_every_version(classes):
+def test_random_messages_of_every_version_are_decoded(classes):
     n = 0
     for name in classes:
         for version in range(known_versions(name).low, known_versions(name).high + 1):
@@ -170,7 +170,7 @@ def is_as_printed(ours: str | None, theirs: str | None) -> bool:
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_records_as_the_tool_prints_them_whole_and_damaged(classes, decoder):
+def test_coordinator_records_are_printed_as_by_kafka(classes, decoder):
     drawn = random.Random(decoder)
     rows = random_records(classes, decoder)
     whole = len(rows)
@@ -204,7 +204,7 @@ def broker(tmp_path_factory) -> Broker:
     return running
 
 
-def test_every_line_of_a_brokers_own_topics(broker):
+def test_every_record_of_internal_topics_is_printed_as_by_kafka(broker):
     folders = [*broker.data.glob("__*"), *(broker.directory / "meta").glob("__*")]
     assert {folder.name.rpartition("-")[0] for folder in folders} == set(TOPICS)
     kinds = set()

@@ -97,7 +97,7 @@ def audit(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict
     return code, json.loads(out)
 
 
-def test_a_mirror_has_no_finding_but_what_others_wrote(mirrored, tmp_path, capsys):
+def test_mirror_has_findings_only_for_records_of_other_writers(mirrored, tmp_path, capsys):
     words = ("--audits", tmp_path / "audits", "--every-version", *RENAMES)
     code, found = audit(capsys, "mirror", mirrored.a, mirrored.b, "--exclude", "moves", *words)
     assert (code, found["findings"]) == (0, 0), found
@@ -110,7 +110,7 @@ def test_a_mirror_has_no_finding_but_what_others_wrote(mirrored, tmp_path, capsy
     assert found["findings"] > 0
 
 
-def test_a_record_removed_one_changed_and_one_late_are_found(mirrored, tmp_path, capsys):
+def test_removed_changed_and_late_records_are_reported(mirrored, tmp_path, capsys):
     copy = tmp_path / "b"
     for name in COPIES.values():
         shutil.copytree(mirrored.b / name, copy / name)
@@ -135,7 +135,7 @@ def test_a_record_removed_one_changed_and_one_late_are_found(mirrored, tmp_path,
     assert shown["same.users-0", "order"]["b_offset"] == older.offset
 
 
-def test_a_consumer_continues_where_nothing_is_lost(mirrored, tmp_path, capsys):
+def test_consumer_continues_at_the_translated_offset_without_loss(mirrored, tmp_path, capsys):
     plan = tmp_path / "plan.csv"
     words = ("--audits", tmp_path / "audits", "--group", GROUP, "--output", plan, *RENAMES)
     code, found = audit(capsys, "failover", mirrored.a, mirrored.b, *words)
@@ -179,7 +179,7 @@ def test_a_consumer_continues_where_nothing_is_lost(mirrored, tmp_path, capsys):
     assert {name: one["again"] for name, one in answers.items()} == {"orders-0": 0, "orders-1": 0, "moves-0": 150}
 
 
-def test_inspect_decodes_what_mirrormaker_wrote(mirrored, capsys):
+def test_inspect_decodes_records_of_mirrormaker(mirrored, capsys):
     """The group's last checkpoint has the committed offset, and each offset sync one of a topic that is mirrored."""
     b_topic = {copy.rpartition("-")[0]: name.rpartition("-")[0] for name, copy in COPIES.items()}
     upstream = {}

@@ -33,7 +33,7 @@ def cleaned(folder: Path) -> str:
     return log_text(*files_in(folder))
 
 
-def test_a_broker_believes_the_snapshot(tmp_path: Path) -> None:
+def test_broker_uses_the_open_transaction_of_a_snapshot(tmp_path: Path) -> None:
     parts = {"t-0": denied(tmp_path / "t-0"), "n-0": denied(tmp_path / "n-0"), "g-0": tmp_path / "g-0"}
     for path in files_in(parts["n-0"], "*.snapshot"):
         path.unlink()  # after a clean stop that is as good as empty ones
@@ -47,7 +47,7 @@ def test_a_broker_believes_the_snapshot(tmp_path: Path) -> None:
     assert cleaned(parts["g-0"]) == "0:k=1 | 1:m=0 | 2:k=2 || 3:x=1 | 4:y=1 || 5:z=1"
 
 
-def test_our_result_is_that_of_the_broker_with_its_own_snapshots(
+def test_result_equals_that_of_the_broker_with_its_snapshots(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = Place(tmp_path, capsys)

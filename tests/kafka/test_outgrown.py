@@ -112,7 +112,7 @@ def transaction_indexes(folder: Path) -> dict[int, int]:
 
 
 @pytest.mark.slow
-def test_a_broker_starts_on_a_compacted_log_and_the_next_run_continues(runs: Runs) -> None:
+def test_broker_appends_to_a_compacted_log_and_the_next_run_continues(runs: Runs) -> None:
     policy = ("--cleanup-policy", "compact")
     runs.compact(LOG, *policy)
     limited, whole = runs.restored("first")

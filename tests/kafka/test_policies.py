@@ -191,7 +191,7 @@ def expected(cluster) -> str:
     return tables(policies(cluster.folder, cluster.path("topics-all")))
 
 
-def test_the_policies_are_what_the_brokers_say(cluster, expected):
+def test_policies_equal_the_described_settings_of_the_brokers(cluster, expected):
     path = cluster.folder / "expected.toml"
     path.write_text(expected)
     config = load_config(path)
@@ -211,7 +211,7 @@ def test_the_policies_are_what_the_brokers_say(cluster, expected):
             assert getattr(ours, name.replace(".", "_")) == number, (topic, name)
 
 
-def test_each_source_gives_the_same_tables(cluster, expected):
+def test_each_source_gives_the_same_settings(cluster, expected):
     properties = cluster.path("server.properties")
     sources = {
         "topics and brokers": [cluster.path("topics"), cluster.path("brokers-all")],
@@ -229,7 +229,7 @@ def test_each_source_gives_the_same_tables(cluster, expected):
         assert tables(text) == expected, connection
 
 
-def test_stores_of_javas_are_made_into_what_the_client_reads(tmp_path, capsys):
+def test_java_key_stores_are_converted_for_the_client(tmp_path, capsys):
     """The commands in the error message create valid files, also with passwords; the client accepts these files."""
     key = ["-alias", "k", "-keyalg", "RSA", "-dname", "CN=lab", "-storetype", "JKS", "-storepass", "secret"]
     store, file = tmp_path / "store.jks", tmp_path / "client"
@@ -264,7 +264,7 @@ def test_refused_login_is_reported_without_its_password(cluster):
     assert "SASL authentication error" in said and "wrong1" not in said
 
 
-def test_kafkas_defaults_are_known(cluster):
+def test_default_settings_equal_those_of_the_broker(cluster):
     """Compare with a broker described with --all, where each default is stated; without, ours is taken."""
     stated = [line.strip() for line in (cluster.folder / "brokers-all").read_text().splitlines()]
     for setting, names in SYNONYMS.items():
@@ -285,7 +285,7 @@ def test_ignored_settings_are_named(cluster, capsys):
         assert own <= set(one["ignored_settings"]), topic
 
 
-def test_damage_is_an_error_or_changes_nothing(cluster, expected, tmp_path, capsys):
+def test_damaged_metadata_is_an_error_or_changes_nothing(cluster, expected, tmp_path, capsys):
     """Any byte of the snapshot or the log, and any cut of the snapshot: never other tables."""
     rng, refused = random.Random(7), 0
     log = next((cluster.folder / "meta" / FOLDER).glob("*.log"))

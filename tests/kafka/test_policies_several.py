@@ -65,7 +65,7 @@ def policies(at: str, *words: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def test_the_topics_own_value_or_the_one_that_all_brokers_have(nodes):
+def test_setting_is_that_of_the_topic_or_the_common_value_of_all_brokers(nodes):
     """Step by step, as the state of the cluster changes."""
     at = nodes[0].bootstrap
     alter_configs(at, "BROKER", "", {"log.cleaner.min.compaction.lag.ms": 7})

@@ -40,7 +40,7 @@ def bare(tmp_path_factory, *, cleaned=False):
 
 @pytest.mark.parametrize("cleaned", [False, True], ids=["inputs", "cleaned"])
 @pytest.mark.parametrize("raised", [False, True], ids=["whole", "log-start-raised"])
-def test_equal_to_kafkas_recovery(cleaned, raised, tmp_path, tmp_path_factory):
+def test_reindex_equals_kafkas_recovery(cleaned, raised, tmp_path, tmp_path_factory):
     logs = bare(tmp_path_factory, cleaned=cleaned)
     if raised:  # into the middle of the second segment
         several = [(log, sorted(int(p.stem) for p in files_in(log.source))) for log in logs]
@@ -56,7 +56,7 @@ def test_equal_to_kafkas_recovery(cleaned, raised, tmp_path, tmp_path_factory):
 
 
 @pytest.mark.parametrize("interval", [0, 700, 1 << 20])
-def test_other_index_intervals_and_a_torn_tail(interval, tmp_path, tmp_path_factory):
+def test_reindex_with_other_intervals_and_a_torn_tail_equals_kafkas_recovery(interval, tmp_path, tmp_path_factory):
     text = (
         "{pid=1 txn leader=0} a=1 b=2 | {pid=2 txn leader=1} c=3 || {pid=1 abort leader=1} | {pid=3 leader=2} d=4"
         " | {pid=2 txn leader=2} e=5 || {pid=2 abort leader=4} | {pid=4 txn leader=4} f=6 | g=7"
@@ -74,7 +74,7 @@ def test_other_index_intervals_and_a_torn_tail(interval, tmp_path, tmp_path_fact
     assert [d for log in logs for d in differences(tmp_path / "kafka" / log.name, tmp_path / "ours" / log.name)] == []
 
 
-def test_a_real_broker_rebuilds_the_same_and_takes_ours(tmp_path, tmp_path_factory):
+def test_broker_rebuilds_the_same_files_and_accepts_those_of_reindex(tmp_path, tmp_path_factory):
     logs = bare(tmp_path_factory)
     assert len(logs) >= len(case_names())
     copy_logs(logs, tmp_path / "archive")
@@ -101,7 +101,7 @@ def test_a_real_broker_rebuilds_the_same_and_takes_ours(tmp_path, tmp_path_facto
         dump_log_segments("--verify-index-only", "--files", part)
 
 
-def test_a_log_whose_records_are_all_below_its_log_start_has_no_leader_epoch(tmp_path):
+def test_log_with_all_records_below_its_start_has_no_leader_epoch(tmp_path):
     """DeleteRecords up to the log end. Kafka removes the epoch when it loads the log."""
     archive = tmp_path / "archive"
     epochs = write_partition(archive / "t-0", "a=1 | b=2").folder / "leader-epoch-checkpoint"

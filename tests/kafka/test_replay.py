@@ -118,7 +118,7 @@ def run(broker: Broker, archive: Path, code: int = 0, **given) -> ReplayReport:
     return report
 
 
-def test_records_come_as_they_are_and_once(broker, tmp_path):
+def test_records_are_replayed_unchanged_and_once(broker, tmp_path):
     archive = tmp_path / "archive"
     write_partition(archive / "plain-0", "a=1 b=- -=3 | {codec=zstd} = a=4 | {pid=1 txn} x=1 | {pid=1 abort} || c=5")
     write_partition(archive / "plain-1", "d=6 | {pid=2 txn} e=7 | {pid=2 commit} || f=8 | {pid=3 txn} open=1")
@@ -142,7 +142,7 @@ def test_records_come_as_they_are_and_once(broker, tmp_path):
     assert consumed(broker, "dr.plain-0") == archived(archive / "plain-0")
 
 
-def test_a_record_without_a_time_gets_that_of_the_run(broker, tmp_path):
+def test_record_without_a_timestamp_gets_the_time_of_the_run(broker, tmp_path):
     folder = tmp_path / "archive" / "timeless-0"
     folder.mkdir(parents=True)
     with SegmentWriter(folder, 0) as writer:
@@ -157,7 +157,7 @@ def test_a_record_without_a_time_gets_that_of_the_run(broker, tmp_path):
     assert report.notes == ["1 record had no timestamp, or 0, and got the time of this run"]
 
 
-def test_the_words_are_those_of_kafkas_tools(broker, tmp_path):
+def test_replay_accepts_the_option_names_of_kafkas_tools(broker, tmp_path):
     write_partition(tmp_path / "archive" / "packed-0", " ".join(f"k{n}=value" for n in range(100)))
     (tmp_path / "client").write_text("security.protocol=PLAINTEXT\ncompression.type=zstd\nlinger.ms=50\n")
     create_topics(broker.bootstrap, {"packed": 1}, {})
@@ -167,7 +167,7 @@ def test_the_words_are_those_of_kafkas_tools(broker, tmp_path):
     assert {batch.codec for batch in batches if not batch.control} == {ZSTD}
 
 
-def test_the_example_of_the_reference(broker, capsys):
+def test_example_of_the_reference_page_runs(broker, capsys):
     """Run the command's example against this broker."""
     words = (
         NOT_RUN["replay"][0]
@@ -184,7 +184,7 @@ def test_the_example_of_the_reference(broker, capsys):
         assert consumed(broker, path.name) == archived(path)
 
 
-def test_killed_anywhere_nothing_is_lost_or_doubled(broker, tmp_path, request):
+def test_killed_replay_loses_and_duplicates_no_record(broker, tmp_path, request):
     archive = tmp_path / "archive"
     write_partition(archive / "killed-0", " | ".join(f"k{n % 5}={n} k{n % 3}=x" for n in range(40)))
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -205,7 +205,7 @@ def test_killed_anywhere_nothing_is_lost_or_doubled(broker, tmp_path, request):
         assert consumed(broker, f"{target}-0") == archived(archive / "killed-0"), (case, step, when)
 
 
-def test_damage_ends_a_partition_until_it_is_repaired(broker, tmp_path):
+def test_damage_stops_a_partition_until_its_repair(broker, tmp_path):
     archive = tmp_path / "archive"
     write_partition(archive / "damaged-0", "a=1 b=2 || c=3 | d=4 || e=5")
     log = files_in(archive / "damaged-0")[1]
@@ -220,7 +220,7 @@ def test_damage_ends_a_partition_until_it_is_repaired(broker, tmp_path):
     assert consumed(broker, "damaged-0") == archived(archive / "damaged-0")
 
 
-def test_keys_choose_the_partition_if_asked(broker, tmp_path):
+def test_partition_is_chosen_by_the_key_on_request(broker, tmp_path):
     import pyarrow as pa
 
     archive = tmp_path / "archive"

@@ -123,7 +123,7 @@ def ours(plan: PartitionPlan, asked: Asked, *, compacts: bool, folder: str, seal
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_policy_delete(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
+def test_retention_by_policy_delete_equals_kafka(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
     case = cases[name]
     for partition in case.partitions:
         folder = case.input(partition)
@@ -144,7 +144,7 @@ def test_policy_delete(cases: dict[str, Case], name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_below_a_high_watermark(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
+def test_retention_below_a_high_watermark_equals_kafka(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
     """retention.bytes counts the whole log but removes only segments below the high watermark."""
     case = cases[name]
     for partition in case.partitions:
@@ -169,7 +169,7 @@ def test_below_a_high_watermark(cases: dict[str, Case], name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_policy_compact_and_delete(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
+def test_retention_by_policy_compact_and_delete_equals_kafka(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
     """As the cleaner's thread does it: cleaned, then deleted by what the cleaned segments hold.
 
     Kafka deletes from what we cleaned, which tests/udfs/compact/test_golden.py holds against Kafka's cleaner: of that
@@ -208,7 +208,7 @@ CONFIG = """
 
 
 @pytest.mark.spark
-def test_generations_with_retention_load_into_a_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broker_loads_generations_with_retention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Archive and generations together: verified, restored, loaded by a broker; a second run has nothing to do."""
     archive, store, config = tmp_path / "archive", tmp_path / "store", tmp_path / "t.toml"
     shutil.copytree(Path(__file__).resolve().parents[2] / "examples" / "archive", archive)
@@ -250,7 +250,7 @@ EXACT = """
 
 
 @pytest.mark.spark
-def test_exact_by_command_and_under_a_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broker_serves_the_result_of_exact_retention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Kafka's dump tool finds no older record and all younger ones; a broker serves the log, also by time."""
     archive, store, config = tmp_path / "archive", tmp_path / "store", tmp_path / "t.toml"
     shutil.copytree(Path(__file__).resolve().parents[2] / "examples" / "archive", archive)

@@ -27,7 +27,7 @@ _RECORD = re.compile(
 )
 
 
-def test_kafka_dump_log_prints_the_same_records(cases, tmp_path: Path) -> None:
+def test_search_finds_the_records_of_kafka_dump_log(cases, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     for name in case_names():
         for partition in cases[name].partitions:

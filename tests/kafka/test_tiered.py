@@ -141,7 +141,7 @@ def copied(source: Path, target: Path) -> Path:
     return target
 
 
-def test_a_log_directory_without_its_remote_segments_begins_at_the_first_local_one(expired, tmp_path, capsys):
+def test_log_directory_without_remote_segments_begins_at_the_first_local_segment(expired, tmp_path, capsys):
     """A broker without tiered storage that loads the same or the restored files behaves the same way."""
     starts = read_offset_checkpoint((expired.data / "log-start-offset-checkpoint").read_bytes(), "checkpoint")
     assert starts["orders", 0] == starts["payments", 0] == 0  # Kafka writes no such entry for other topics

@@ -92,7 +92,7 @@ def test_partition_without_topic_id_becomes_stray(store: Path, cluster: tuple[Pa
     assert strays == set(LOGS), "the ids of whole are those of another cluster"
 
 
-def test_a_topic_that_the_file_does_not_name(store: Path, cluster: tuple[Path, str], tmp_path: Path) -> None:
+def test_topic_missing_in_the_ids_file_is_reported(store: Path, cluster: tuple[Path, str], tmp_path: Path) -> None:
     [bare_id] = re.findall(r"^Topic: bare\s+TopicId: (\S+)", cluster[1], re.MULTILINE)
     (tmp_path / "ids").write_text(f"bare={bare_id}\n")
     options = RestoreOptions(str(store), str(tmp_path / "restored"), topic_ids=str(tmp_path / "ids"))

@@ -24,7 +24,7 @@ PAGE = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
 
 @pytest.mark.kafka
 @pytest.mark.slow
-def test_the_commands_of_the_tutorial(tmp_path, capsys, monkeypatch):
+def test_commands_of_the_tutorial_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     blocks = re.findall(r"<!-- not run: tests/kafka/test_tutorial\.py [^\n]*\n```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]

@@ -26,7 +26,7 @@ def live(lines: list[str]) -> list[str]:
     return [line for line in lines if line.split("\t")[4] != "-"]
 
 
-def test_a_broker_cleans_on_from_the_checkpoint_of_restore(tmp_path: Path) -> None:
+def test_broker_continues_cleaning_at_the_restored_checkpoint(tmp_path: Path) -> None:
     """The last run drops a value whose older one lies in a segment that stays, and sets the tombstone's horizon. A
     later segment is cleaned only by the broker: with a checkpoint there, the broker would drop the tombstone, and the
     older value would return.

@@ -15,7 +15,7 @@ ARCHIVE = EXAMPLES / "archive"
 PARTITIONS = {path.name: path for path in sorted(ARCHIVE.iterdir()) if path.is_dir()}
 
 
-def test_topics_are_configured_as_they_were_made():
+def test_topics_of_the_example_have_their_original_settings():
     topics = tomllib.loads((EXAMPLES / "topics.toml").read_text())["topics"]
     assert set(topics) == {name.rpartition("-")[0] for name in PARTITIONS if not name.startswith("__")}
     assert [topic for topic, settings in topics.items() if settings["cleanup.policy"] == "delete"] == ["clicks"]
@@ -27,14 +27,14 @@ def test_topics_are_configured_as_they_were_made():
 
 
 @pytest.mark.kafka
-def test_indexes_and_snapshots_are_those_of_a_broker():
+def test_indexes_and_snapshots_of_the_example_equal_those_of_a_broker():
     reports = index_check(PARTITIONS.values())
     assert [report.failures for report in reports.values()] == [[]] * len(PARTITIONS)
     assert reports[ARCHIVE / "orders-0"].aborted_transactions == 53
 
 
 @pytest.mark.kafka
-def test_a_broker_starts_on_it_without_recovery_and_serves_it():
+def test_broker_loads_the_example_without_recovery():
     with start_restored(ARCHIVE) as broker:
         problems, _ = check_served(broker.bootstrap, PARTITIONS)
         assert problems == []

@@ -54,7 +54,7 @@ def copy_into(source: Path, target: Path) -> Path:
     return shutil.copytree(source, target / source.name)
 
 
-def test_consumer_reads_the_records_of_the_files(written):
+def test_kafka_consumer_reads_the_records_of_the_files(written):
     data, read = written
     for (partition, isolation), consumed in read.items():
         [lines] = dump([data / partition], "R").values()
@@ -80,7 +80,7 @@ def test_a_broker_stops_when_its_test_fails(tmp_path):
     assert (broker.data / ".kafka_cleanshutdown").exists()
 
 
-def test_the_old_broker_writes_old_magic(tmp_path):
+def test_old_broker_writes_old_magic(tmp_path):
     settings = "records=60 batch=2048 segment=4096 oldbroker=true idempotent=false"
     with OldBroker(tmp_path) as broker:
         make_logs(broker.bootstrap, [f"topic=v0 config.message.format.version=0.9.0 {settings}",
@@ -118,7 +118,7 @@ def test_index_check_accepts_what_the_broker_wrote(written):
         ("snapshot", lambda f: f.write_bytes(b"\x00\x01"), "snapshot"),
     ],
 )
-def test_index_check_finds_damage(written, tmp_path, kind, damage, complaint):
+def test_index_check_detects_damage(written, tmp_path, kind, damage, complaint):
     copy = copy_into(written[0] / "orders-0", tmp_path)
     damage(min(f for f in files_in(copy, f"*.{kind}") if f.stat().st_size))
     assert any(complaint in failure for failure in index_check([copy])[copy].failures)
@@ -144,13 +144,13 @@ def test_kafka_dump_log_reports_its_errors():
         dump_log_segments("--no-such-option")
 
 
-def test_a_broker_loads_and_serves_what_another_wrote(written):
+def test_broker_loads_and_serves_logs_of_another_broker(written):
     report = load_under_broker([written[0]])
     assert report.notes == []
     assert set(report.hidden_times) == {"users-0", "users-1", "orders-0"}
 
 
-def test_a_broker_that_has_to_mend_files_is_an_error(written, tmp_path):
+def test_broker_that_repairs_files_is_an_error(written, tmp_path):
     copy = copy_into(written[0] / "users-0", tmp_path)
     min(copy.glob("*.index")).unlink()
     with pytest.raises(LoadError, match="Could not find offset index file") as error:
@@ -158,14 +158,14 @@ def test_a_broker_that_has_to_mend_files_is_an_error(written, tmp_path):
     assert any("was made by the broker" in problem for problem in error.value.problems)
 
 
-def test_a_log_directory_that_was_not_shut_down_cleanly_is_refused(written, tmp_path):
+def test_log_directory_without_a_clean_shutdown_is_refused(written, tmp_path):
     copy = copy_into(written[0], tmp_path)
     (copy / ".kafka_cleanshutdown").unlink()
     with pytest.raises(LabError, match="kafka_cleanshutdown"), start_restored(copy):
         pass
 
 
-def test_the_jvm_outlives_a_failed_command_and_is_replaced_when_it_died():
+def test_jvm_is_reused_after_a_failed_command_and_replaced_after_its_death():
     with pytest.raises(LabError, match="no command"):
         lab().call("fly")
     assert dump_log_segments("--version").startswith(NEW)
@@ -176,7 +176,7 @@ def test_the_jvm_outlives_a_failed_command_and_is_replaced_when_it_died():
     assert dump_log_segments("--version").startswith(NEW)
 
 
-def test_a_jvm_that_dies_in_a_command_is_an_error():
+def test_jvm_that_exits_during_a_command_is_an_error():
     jvm = LabJvm()
     try:
         jvm._process.kill()
@@ -186,7 +186,7 @@ def test_a_jvm_that_dies_in_a_command_is_an_error():
         jvm.close()
 
 
-def test_classes_are_kept_for_the_next_jvm_if_the_first_one_ended_well(written):
+def test_class_archive_is_kept_after_a_clean_exit_of_the_jvm(written):
     assert list(classes().glob(f"broker-{NEW}-*.jsa"))
     with pytest.raises(ZeroDivisionError), class_archive("never") as (option, *_):
         Path(option.partition("=")[2]).write_bytes(b"cut off")
@@ -205,11 +205,11 @@ def test_lab_fails_without_java(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("named", "version"), [(None, "4.3.0"), ("", "4.3.0"), ("4.4.0", "4.4.0")])
-def test_the_reference_version_is_a_variable(named, version):
+def test_reference_version_is_set_by_an_environment_variable(named, version):
     assert reference({} if named is None else {"LASTKEY_KAFKA_VERSION": named}) == version
 
 
-def test_a_version_that_is_no_reference_is_refused():
+def test_unknown_reference_version_is_refused():
     with pytest.raises(LabError, match=r"LASTKEY_KAFKA_VERSION: expected 4\.3\.0 or 4\.4\.0, found 4\.2\.0"):
         reference({"LASTKEY_KAFKA_VERSION": "4.2.0"})
 
@@ -225,7 +225,7 @@ def test_failed_fetch_is_reported(monkeypatch, tmp_path):
     assert not list(tmp_path.glob("fetch-*"))
 
 
-def test_the_cache_folder_can_be_named(monkeypatch, tmp_path):
+def test_cache_folder_is_set_by_an_environment_variable(monkeypatch, tmp_path):
     monkeypatch.setenv("LASTKEY_KAFKA_DIR", str(tmp_path / "elsewhere"))
     assert cache_dir() == tmp_path / "elsewhere"
     assert (tmp_path / "elsewhere").is_dir()
@@ -247,7 +247,7 @@ STORAGE = "org.apache.kafka.storage.internals.log"
         ("WARN Connection to node 1 could not be established.", "org.apache.kafka.clients.NetworkClient", False),
     ],
 )
-def test_problem_lines_of_a_broker_log(tmp_path, message, logger, is_problem):
+def test_problem_lines_of_a_broker_log_are_reported(tmp_path, message, logger, is_problem):
     broker = Broker(tmp_path)
     skipped = "INFO Skipping recovery of 1 logs from x since clean shutdown file was found"
     lines = [
@@ -258,7 +258,7 @@ def test_problem_lines_of_a_broker_log(tmp_path, message, logger, is_problem):
     assert [message in problem for problem in problems] == [True] * is_problem
 
 
-def test_a_broker_that_did_not_skip_recovery_is_a_problem(tmp_path):
+def test_broker_that_ran_recovery_is_a_problem(tmp_path):
     broker = Broker(tmp_path)
     broker.server_log.write_text("")
     assert log_problems(broker)[0] == ["broker log: it did not skip recovery"]

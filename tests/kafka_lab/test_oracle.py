@@ -23,7 +23,7 @@ def indexed_files(folder):
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_the_cleaner_makes_the_golden_bytes(cases, name, tmp_path):
+def test_kafka_cleaner_writes_the_golden_bytes(cases, name, tmp_path):
     case = cases[name]
     passes = [(number, partition) for number in PASSES for partition in case.partitions]
     for number, partition in passes:
@@ -52,7 +52,7 @@ def test_the_cleaner_makes_the_golden_bytes(cases, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_digests_and_indexes_of_golden_partitions(cases, name):
+def test_digests_and_indexes_of_golden_partitions_are_those_of_kafka(cases, name):
     case = cases[name]
     for partition in case.partitions:
         folders = {"input": case.input(partition)} | {f"expected{n}": case.expected(n, partition) for n in PASSES}
@@ -73,7 +73,7 @@ def test_kafka_dump_log_prints_the_golden_texts(cases):
             assert printed.replace(f"{case.folder}/", "") == text.read_text()
 
 
-def test_a_broker_loads_what_brokers_cleaned(cases):
+def test_broker_loads_logs_that_brokers_cleaned(cases):
     once = [case for name, case in cases.items() if f"{name}-more" not in cases]  # the same partitions, earlier
     report = load_under_broker([case.folder / "expected1" for case in once])
     assert len(report.hidden_times) == 27

@@ -98,7 +98,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_every_way_to_memory(cache: Path) -> None:
+def test_every_kind_of_out_of_bounds_access_is_detected(cache: Path) -> None:
     done = _run(WAYS, ROOT, cache)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -110,7 +110,7 @@ def test_every_way_to_memory(cache: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", [False, True])
-def test_a_planted_read_is_seen(tmp_path: Path, cache: Path, planted: bool) -> None:
+def test_out_of_bounds_read_of_a_changed_kernel_is_detected(tmp_path: Path, cache: Path, planted: bool) -> None:
     """A kernel without its check that a length field is there, and a file that is shorter."""
     for name in ("lastkey", "logformat"):
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -124,7 +124,7 @@ def test_a_planted_read_is_seen(tmp_path: Path, cache: Path, planted: bool) -> N
 
 
 @pytest.mark.process
-def test_checked_kernels_are_kept_apart(tmp_path: Path, cache: Path) -> None:
+def test_checked_kernels_have_a_separate_cache(tmp_path: Path, cache: Path) -> None:
     """Numba's cache does not look whether a kernel was compiled with checks."""
     code = "from lastkey.logformat import jit; print(jit.CHECKED, jit.state_of_sources())"
     checked = _run(code, ROOT, cache).stdout.split()

@@ -22,7 +22,7 @@ def test_every_field_is_on_the_page(name):
 
 
 @pytest.mark.parametrize("name", [name for name in DTYPES if name != "BATCH"])
-def test_tables_are_those_of_the_layout(name):
+def test_tables_of_the_page_equal_the_layout(name):
     """The first table after the dtype's name, field by field: position, type, order."""
     start = PAGE.index(f"`{name}`")
     table = re.search(r"\| at \| type \|.*?(?=\n\n)", PAGE[start:], re.DOTALL)
@@ -35,7 +35,7 @@ def test_tables_are_those_of_the_layout(name):
     ]
 
 
-def test_masks_and_sizes():
+def test_page_has_masks_and_sizes_of_the_layout():
     for mask in ("CODEC", "TIMESTAMP_TYPE", "TRANSACTIONAL", "CONTROL", "DELETE_HORIZON"):
         assert f"0x{getattr(layout, mask + '_MASK'):02x}" in PAGE
     for i, codec in enumerate(layout.CODEC_NAMES):

@@ -51,17 +51,17 @@ def _folder(path: Path, mode: int) -> Path:
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o500])
-def test_a_folder_that_only_its_owner_writes_is_safe(closed, mode):
+def test_folder_writable_only_by_its_owner_is_accepted(closed, mode):
     assert weakness(_folder(closed / "a", mode), US) == ""
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702, 0o1777])
-def test_a_folder_in_which_others_write_is_not(closed, mode):
+def test_folder_writable_by_others_is_refused(closed, mode):
     folder = _folder(closed / "a", mode)
     assert weakness(folder, US) == f"others may write in {folder} (mode {mode:04o})"
 
 
-def test_one_whose_place_others_may_take_is_not(closed):
+def test_folder_that_others_can_replace_is_refused(closed):
     above = _folder(closed / "a", 0o777)
     inside = _folder(above / "b", 0o700)
     assert weakness(inside, US) == f"others may write in {above} (mode 0777)"
@@ -75,7 +75,7 @@ def test_cache_of_another_user_is_not_used(closed):
     assert weakness(closed, trusted).endswith(f"belongs to user {os.getuid()}")
 
 
-def test_links_are_followed_and_judged_on_the_way(closed):
+def test_links_are_followed_and_checked(closed):
     bad = _folder(closed / "bad", 0o777)
     good = _folder(closed / "good", 0o700)
     (good / "to_bad").symlink_to("../bad/inner")
@@ -91,7 +91,7 @@ def test_links_are_followed_and_judged_on_the_way(closed):
     assert inner.is_dir()
 
 
-def test_a_file_is_no_folder(closed):
+def test_file_is_refused_as_a_cache_folder(closed):
     (closed / "a").touch()
     assert weakness(closed / "a", US) == f"{closed / 'a'} is not a folder"
 
@@ -188,7 +188,7 @@ class _Bomb:
 
 
 @pytest.mark.process
-def test_no_code_of_others_is_run_out_of_a_folder_that_they_made_first(closed, run):
+def test_code_in_a_folder_created_by_others_is_not_run(closed, run):
     cache, told = closed / "cache", closed / "told"
     assert _hits(run(NUMBA_CACHE_DIR=str(cache)))[0] == 0
     assert {stat.S_IMODE(path.stat().st_mode) for path in [cache, *cache.rglob("*")] if path.is_dir()} == {0o700}
@@ -205,7 +205,7 @@ def test_no_code_of_others_is_run_out_of_a_folder_that_they_made_first(closed, r
 
 
 @pytest.mark.process
-def test_the_command_line_says_it_as_a_mistake_of_use(closed):
+def test_unsafe_cache_folder_is_a_usage_error(closed):
     cache = _folder(closed / "cache", 0o777)
     done = subprocess.run(
         [sys.executable, "-m", "lastkey", "inspect", "examples/archive", "--json"], cwd=ROOT, check=False,
@@ -217,7 +217,7 @@ def test_the_command_line_says_it_as_a_mistake_of_use(closed):
 
 
 @pytest.mark.process
-def test_beside_the_sources_whatever_the_umask(closed, run):
+def test_cache_beside_the_sources_is_safe_with_any_umask(closed, run):
     root = _copy(closed)
     assert _hits(run(root, umask=0))[1].startswith(str(root / ".numba"))
     assert stat.S_IMODE((root / ".numba").stat().st_mode) == 0o700
@@ -225,7 +225,7 @@ def test_beside_the_sources_whatever_the_umask(closed, run):
 
 
 @pytest.mark.process
-def test_a_kept_kernel_runs_without_what_compiles_one(closed, run):
+def test_cached_kernel_runs_without_the_compiler(closed, run):
     cache = {"NUMBA_CACHE_DIR": str(closed / "cache")}
     assert _hits(run(**cache))[0] == 0
     code = RUN + "import sys; assert 'numba.np.linalg' not in sys.modules"
@@ -235,7 +235,7 @@ def test_a_kept_kernel_runs_without_what_compiles_one(closed, run):
 
 
 @pytest.mark.process
-def test_kernels_move_with_the_sources_whatever_the_files_times(closed, run):
+def test_moved_sources_use_their_kernels_regardless_of_file_times(closed, run):
     """As in a pack; and into a folder of a group, as a node of a cluster has it: only the sources' own counts."""
     root = _copy(_folder(closed / "here", 0o700))
     (root / "logformat" / "kernels.py").write_text(KERNELS)
@@ -254,7 +254,7 @@ def test_kernels_move_with_the_sources_whatever_the_files_times(closed, run):
     assert _hits(run(moved, code=own))[0] == 0
 
 
-def test_a_folder_above_the_sources_is_judged_as_the_cache_itself(monkeypatch, closed):
+def test_parent_folders_of_the_sources_are_checked(monkeypatch, closed):
     monkeypatch.setattr(cache_folder, "ROOT", closed / "sources")
     closed.chmod(0o1777)
     assert weakness(closed, US) == f"others may write in {closed} (mode 1777)"
@@ -286,7 +286,7 @@ def test_kernel_cache_falls_back_to_memory_with_one_warning(closed, run):
 
 
 @pytest.mark.slow
-def test_a_read_only_installation_gives_the_kernels_that_it_holds(closed, run):
+def test_read_only_installation_uses_its_cached_kernels(closed, run):
     root = _copy(closed)
     _hits(run(root))
     for path in [*(root / ".numba").rglob("*"), root / ".numba"]:

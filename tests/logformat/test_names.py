@@ -14,7 +14,7 @@ TOPICS = st.text("abzAZ09._-", min_size=1, max_size=names.MAX_TOPIC).filter(name
 
 
 @given(TOPICS, st.integers(0, 2**31 - 1))
-def test_folder_round_trip(topic, partition):
+def test_partition_folder_names_are_parsed_as_made(topic, partition):
     name = names.partition_folder(topic, partition)
     assert names.parse_partition_folder(name) == PartitionFolder(topic, partition)
     assert names.parse_partition_folder(names.partition_folder(topic, partition, "future", ID)) == PartitionFolder(
@@ -24,7 +24,7 @@ def test_folder_round_trip(topic, partition):
 
 @given(TOPICS, st.integers(0, 2**31 - 1), st.sampled_from(["delete", "stray"]))
 @example("t" * names.MAX_TOPIC, 2**31 - 1, "stray")
-def test_marked_folder_is_cut_to_255(topic, partition, mark):
+def test_folder_name_with_a_suffix_is_limited_to_255(topic, partition, mark):
     name = names.partition_folder(topic, partition, mark, ID)
     assert len(name) <= 255
     found = names.parse_partition_folder(name)
@@ -55,12 +55,12 @@ def test_marked_folder_is_cut_to_255(topic, partition, mark):
         ("remote-log-index-cache", None),
     ],
 )
-def test_partition_folders_are_known_by_their_names(name, expected):
+def test_partition_folders_are_recognized_by_name(name, expected):
     assert names.parse_partition_folder(name) == expected
 
 
 @pytest.mark.parametrize("wrong", [("", 0), ("a b", 0), (".", 0), ("a" * 250, 0), ("a", -1), ("a", 2**31)])
-def test_invalid_folder_names(wrong):
+def test_invalid_folder_names_are_refused(wrong):
     with pytest.raises(ValueError):
         names.partition_folder(*wrong)
     with pytest.raises(ValueError):
@@ -68,7 +68,7 @@ def test_invalid_folder_names(wrong):
 
 
 @given(st.integers(0, 2**63 - 1), st.sampled_from(names.KINDS), st.sampled_from(("", *names.SUFFIXES)))
-def test_segment_file_round_trip(base, kind, suffix):
+def test_segment_file_names_are_parsed_as_made(base, kind, suffix):
     name = segment_file(base, kind, suffix)
     assert name.split(".")[0] == f"{base:020d}"
     assert names.parse_segment_file(name) == SegmentFile(base, kind, suffix)
@@ -83,13 +83,13 @@ def test_other_names_are_no_segment_files(name):
     assert names.parse_segment_file(name) is None
 
 
-def test_invalid_segment_file_names():
+def test_invalid_segment_file_names_are_refused():
     for wrong in ((-1, "log"), (2**63, "log"), (0, "txt"), (0, "log", ".old")):
         with pytest.raises(ValueError):
             segment_file(*wrong)
 
 
-def test_files_of_a_log_directory_that_hold_no_records():
+def test_other_files_of_a_log_directory_are_recognized():
     for name in (".lock", ".kafka_cleanshutdown", "meta.properties", "replication-offset-checkpoint",
                  "recovery-point-offset-checkpoint.tmp"):  # fmt: skip
         assert names.is_directory_file(name)
@@ -133,7 +133,7 @@ def words(text):
     return " ".join(sorted(text.split()))
 
 
-def test_a_clean_folder():
+def test_folder_without_a_swap_lists_all_files():
     taken, found = resolve(FULL + " leader-epoch-checkpoint partition.metadata .lock readme.txt")
     assert taken == words(FULL)
     assert found.side_files == {"leader-epoch-checkpoint": 100, "partition.metadata": 100}
@@ -141,76 +141,76 @@ def test_a_clean_folder():
     assert found.notes == []
 
 
-def test_cleaned_only_is_the_old_data():
+def test_cleaned_files_alone_give_the_old_data():
     taken, _ = resolve(FULL + " 0.log.cleaned 0.index.cleaned")
     assert taken == words(FULL)
 
 
-def test_renaming_to_swap_half_done_is_the_old_data():
+def test_partial_rename_to_swap_gives_the_old_data():
     taken, _ = resolve(FULL + " 0.log.swap 0.index.swap 0.timeindex.cleaned", {0: 20})
     assert taken == words(FULL)
 
 
-def test_swap_above_the_lowest_cleaned_is_not_valid_and_below_is():
+def test_swap_is_valid_only_below_the_lowest_cleaned_file():
     taken, _ = resolve(FULL + " 0.log.swap 0.index.swap 10.log.swap 20.log.cleaned", {0: 10, 10: 15})
     assert taken == words("0.log.swap 0.index.swap 10.log.swap 20.log 20.index 20.timeindex 20.snapshot")
     taken, _ = resolve(FULL + " 0.log.swap 10.log.cleaned 10.log.swap", {0: 10})
     assert "0.log.swap" in taken and "10.log.swap" not in taken and "10.log" in taken
 
 
-def test_swap_before_deletion_is_the_cleaned_data():
+def test_swap_before_deletion_gives_the_cleaned_data():
     taken, found = resolve(FULL + " 0.log.swap 0.index.swap 0.timeindex.swap", {0: 20})
     assert taken == words("0.log.swap 0.index.swap 0.timeindex.swap 20.log 20.index 20.timeindex 20.snapshot")
     assert ".swap" in found.notes[0]
     assert found.segments[0]["log"].name == segment_file(0, "log", ".swap")
 
 
-def test_swap_reaching_into_a_segment_replaces_by_its_base_only():
+def test_swap_replaces_segments_by_base_offset_only():
     taken, _ = resolve(FULL + " 0.log.swap", {0: 11})
     assert taken == words("0.log.swap 20.log 20.index 20.timeindex 20.snapshot")
     taken, _ = resolve(FULL + " 0.log.swap", {0: 10})
     assert "10.log" in taken and "10.snapshot" in taken
 
 
-def test_swap_after_deletion_is_the_cleaned_data():
+def test_swap_after_deletion_gives_the_cleaned_data():
     taken, _ = resolve("0.log.deleted 10.log.deleted 0.log.swap 0.index.swap 20.log 20.index", {0: 20})
     assert taken == words("0.log.swap 0.index.swap 20.log 20.index")
 
 
-def test_one_file_still_swap():
+def test_one_remaining_swap_file_is_used():
     taken, _ = resolve("0.log 0.index 0.timeindex.swap 20.log 20.index 20.timeindex")
     assert taken == words("0.log 0.index 0.timeindex.swap 20.log 20.index 20.timeindex")
 
 
-def test_swap_of_an_index_replaces_its_namesake():
+def test_swap_of_an_index_replaces_the_index_of_that_name():
     taken, found = resolve("0.log 0.index 0.index.swap")
     assert taken == "0.index.swap 0.log"
     assert segment_file(0, "index") in found.ignored
 
 
-def test_lone_deleted_file_is_the_cleaned_data():
+def test_single_deleted_file_gives_the_cleaned_data():
     taken, _ = resolve("0.log 0.index 0.timeindex 10.log.deleted 10.index.deleted 10.snapshot.deleted")
     assert taken == words("0.log 0.index 0.timeindex")
 
 
-def test_a_split_that_was_interrupted():
+def test_interrupted_split_gives_the_swap_files():
     text = "0.log 0.index 0.timeindex 0.log.swap 0.index.swap 7.log.swap 7.index.swap 20.log 20.index"
     taken, _ = resolve(text, {0: 7, 7: 20})
     assert taken == words("0.log.swap 0.index.swap 7.log.swap 7.index.swap 20.log 20.index")
 
 
-def test_empty_swap_replaces_its_namesake_alone():
+def test_empty_swap_replaces_only_the_segment_of_that_name():
     taken, _ = resolve(FULL + " 0.log.swap", {0: 0})
     assert taken == words(FULL.replace("0.log ", "0.log.swap ", 1))
 
 
-def test_index_without_log_and_log_without_index():
+def test_index_without_a_log_and_log_without_an_index_are_listed():
     taken, found = resolve("0.log 0.timeindex 5.index 5.txnindex 9.log 9.index")
     assert taken == words("0.log 0.timeindex 9.log 9.index")
     assert [note.split(": ")[1] for note in found.notes] == [segment_file(0, "index"), segment_file(9, "timeindex")]
 
 
-def test_next_offset_is_asked_for_by_name_and_only_where_it_counts():
+def test_next_offset_is_read_only_for_segments_with_a_swap():
     asked = []
 
     def next_offset(name):
@@ -221,6 +221,6 @@ def test_next_offset_is_asked_for_by_name_and_only_where_it_counts():
     assert asked == [segment_file(0, "log", ".swap")]
 
 
-def test_sizes_are_kept():
+def test_listed_files_have_their_sizes():
     found = resolve_leftovers([(segment_file(3, "log"), 77)], {})
     assert found.segments[3]["log"].size == 77

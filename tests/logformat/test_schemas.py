@@ -8,7 +8,7 @@ import pytest
 from lastkey.logformat.schemas import BATCHES, INDEX, PROBLEMS, RECORDS, SPARK_COLUMNS, select
 
 
-def test_record_columns_are_those_of_sparks_kafka_source():
+def test_record_columns_equal_those_of_the_kafka_source_of_spark():
     """KafkaRecordToRowConverter.kafkaSchema(includeHeaders = true), by Spark's own translation to Arrow."""
     from pyspark.sql import types as t
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -38,7 +38,7 @@ def test_every_column_has_a_description(schema):
         assert not pa.types.is_large_string(field.type)
 
 
-def test_columns_are_selected_by_name_and_a_wrong_one_is_refused():
+def test_columns_are_selected_by_name_and_unknown_names_are_refused():
     assert select(RECORDS, None) is RECORDS
     assert select(RECORDS, ["value", "offset"]).names == ["value", "offset"]
     with pytest.raises(ValueError, match="no such column: 'offest'; did you mean offset"):

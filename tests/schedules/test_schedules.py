@@ -49,7 +49,7 @@ def systemd_analyze() -> str:
 
 
 @pytest.mark.slow
-def test_systemd_takes_the_units(tmp_path):
+def test_systemd_accepts_the_units(tmp_path):
     for unit in SYSTEMD.glob("lastkey-compact.*"):
         (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/lastkey", str(ROOT)))
     command = [systemd_analyze(), "verify", "--man=no", "--recursive-errors=no", *map(str, sorted(tmp_path.iterdir()))]
@@ -64,7 +64,7 @@ def test_systemd_takes_the_units(tmp_path):
     subprocess.run([systemd_analyze(), "calendar", calendar], capture_output=True, check=True)
 
 
-def test_the_unit_starts_again_where_that_can_help():
+def test_systemd_unit_restarts_after_retryable_exit_codes():
     unit = read_settings(SYSTEMD / "lastkey-compact.service")
     script, *words = unit["ExecStart"].split()
     assert script == "/opt/lastkey/spark-submit.sh"
@@ -76,7 +76,7 @@ def test_the_unit_starts_again_where_that_can_help():
     assert unit["SuccessExitStatus"].split() == [str(errors.PARTIAL), str(128 + signal.SIGTERM)]
 
 
-def test_the_cron_job_tries_again_where_that_can_help():
+def test_cron_job_retries_after_retryable_exit_codes():
     job = yaml.safe_load((KUBERNETES / "compact.yaml").read_text())
     assert (job["apiVersion"], job["kind"], job["spec"]["concurrencyPolicy"]) == ("batch/v1", "CronJob", "Forbid")
     spec = job["spec"]["jobTemplate"]["spec"]
@@ -93,7 +93,7 @@ def test_the_cron_job_tries_again_where_that_can_help():
     assert pod["restartPolicy"] == "Never"
 
 
-def test_the_container_holds_all_that_the_package_needs():
+def test_container_has_everything_that_the_package_requires():
     """The image copies every folder that `lastkey` and Spark's data sources need, and only existing ones."""
     text = (KUBERNETES / "Containerfile").read_text()
     copied = {name for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for name in line.split()[:-1]}

@@ -46,7 +46,7 @@ def run(data: bytes, magic: int, limit: int, work: Path) -> tuple[ConvertedLog, 
     return one, (work / "to").read_bytes()
 
 
-def test_batches_stay_in_magic_2_where_the_log_would_else_be_too_large(data: bytes, tmp_path: Path) -> None:
+def test_batches_are_kept_in_magic_2_if_the_log_would_exceed_its_limit(data: bytes, tmp_path: Path) -> None:
     free, larger = run(data, 3, 2**31 - 1, tmp_path)
     assert free.changed == free.batches == 20
     assert len(larger) > len(data)
@@ -60,7 +60,7 @@ def test_batches_stay_in_magic_2_where_the_log_would_else_be_too_large(data: byt
     assert run(data, 3, len(larger) * 8 // 7 + 100, tmp_path)[1] == larger
 
 
-def test_a_log_that_would_be_too_large_in_magic_2_is_named(tmp_path: Path) -> None:
+def test_log_that_would_exceed_its_limit_in_magic_2_is_reported(tmp_path: Path) -> None:
     plain = b"".join(log.data_batch(i, [(1_700_000_000_000, b"k", b"v")]).data for i in range(300))
     smaller = converted(plain, 3)
     assert len(smaller) < len(plain)

@@ -59,7 +59,7 @@ def counted(request, compiled, tmp_path: Path) -> Partition:
     return part
 
 
-def test_the_batch_that_miscounts_is_blamed(counted):
+def test_batch_with_a_wrong_count_is_reported(counted):
     position = counted.positions(INNER)[1]
     lost = range(INNER + RECORDS, INNER + 2 * RECORDS)
     with within(20):
@@ -75,7 +75,7 @@ def test_the_batch_that_miscounts_is_blamed(counted):
     assert [(p.kind, p.position) for p in checked.problems] == [("count", position)]
 
 
-def test_inspect_ends_and_blames_it(counted):
+def test_inspect_reports_the_batch_with_a_wrong_count(counted):
     out: list[bytes] = []
     with within(20):
         findings = dump([counted.log(INNER)], DumpOptions(LogOptions(deep=True)), lambda text: out.append(bytes(text)))
@@ -142,7 +142,7 @@ class Counting(BodyLoader):
     st.sampled_from((1, 200, 1 << 20)),
     st.integers(0, 2**60 - 1),
 )
-def test_every_bad_batch_once_and_every_other_one(kinds, codec, soft_bytes, bits):
+def test_every_damaged_batch_is_reported_once_and_every_other_is_read(kinds, codec, soft_bytes, bits):
     batches = [
         batch_at(i * RECORDS, codec=codec) if kind is None else KINDS[kind](i * RECORDS, codec)
         for i, kind in enumerate(kinds)
@@ -158,7 +158,7 @@ def test_every_bad_batch_once_and_every_other_one(kinds, codec, soft_bytes, bits
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.01])
-def test_cost_of_many_bad_batches_is_linear(share):
+def test_cost_of_many_damaged_batches_is_linear(share):
     """Not the square of their number: each batch is looked at a few times."""
     rng = random.Random(1)
     n = 4000

@@ -43,13 +43,13 @@ def test_large_batch_is_quarantined_with_the_name_of_the_setting(part, chunk_byt
     assert len(part.verify(chunk_bytes=chunk_bytes).problems) == 1, "the batch behind it is read"
 
 
-def test_larger_limit_admits_the_batch(part):
+def test_larger_limit_accepts_the_batch(part):
     plan = part.plan()
     plan = changed(plan, settings=replace(plan.policy.settings, max_decompressed_batch_bytes=2 * BOMB_LIMIT))
     assert part.compact(plan=plan).status == "cleaned"
 
 
-def test_the_data_source_continues_behind_it(part):
+def test_data_source_continues_after_a_too_large_batch(part):
     options = {"maxDecompressedBatchBytes": str(BOMB_LIMIT), "badRecords": "quarantine", "columns": "offset"}
     everything = list(range(4 * SEGMENT_OFFSETS))
     rows = read("kafka_log", part.root, **options).to_pylist()
@@ -59,7 +59,7 @@ def test_the_data_source_continues_behind_it(part):
     assert read("kafka_log", part.root)["offset"].to_pylist() == everything
 
 
-def test_search_and_segment(part):
+def test_search_and_segment_refuse_a_too_large_batch(part):
     with pytest.raises(LogFormatError, match="bomb"):
         open_partition(part.folder, max_batch_bytes=BOMB_LIMIT).offsets_for_times([START_MS + 10**6])
     assert open_partition(part.folder).offsets_for_times([START_MS + 10**6])["offset"].tolist() == [LARGE]

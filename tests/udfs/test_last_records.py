@@ -38,7 +38,7 @@ def find_end(folder: Path, text: str, base: int = 0, interval: int = 4096) -> Se
         ("", -1, False),
     ],
 )
-def test_the_last_record_of_a_segment(tmp_path: Path, text: str, last: int, is_empty: bool, interval: int) -> None:
+def test_last_record_of_a_segment_is_found(tmp_path: Path, text: str, last: int, is_empty: bool, interval: int) -> None:
     assert find_end(tmp_path / "t-0", text, interval=interval) == (last, is_empty)
     above = 700 + last if last >= 0 else -1
     if "@" not in text and "last" not in text:

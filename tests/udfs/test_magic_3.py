@@ -99,7 +99,7 @@ def dumped(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_readers_and_the_checker_see_the_same(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
+def test_readers_and_verify_give_the_same_in_both_formats(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
     source = cases[name].folder / "input"
     for partition in cases[name].partitions:
         as_v3(source / partition, tmp_path / "archive" / partition)

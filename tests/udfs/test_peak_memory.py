@@ -19,13 +19,13 @@ subprocess.run([sys.executable, "-c", "from lastkey.udfs.problem import peak_mem
 
 
 @pytest.mark.process
-def test_peak_leaves_out_the_process_that_started_the_command() -> None:
+def test_peak_excludes_the_parent_process() -> None:
     large = 400 << 20
     printed = subprocess.run([sys.executable, "-c", _STARTER, str(large)], check=True, capture_output=True, text=True)
     assert 1 << 20 < int(printed.stdout) < large // 2
 
 
-def test_peak_counts_memory_that_is_free_again() -> None:
+def test_peak_includes_released_memory() -> None:
     before = problem.peak_memory()
     held = b"1" * (before + (64 << 20))
     assert problem.peak_memory() >= len(held)
@@ -35,7 +35,7 @@ def test_peak_counts_memory_that_is_free_again() -> None:
 
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
 @pytest.mark.parametrize("status", [None, "Name:\tpython\nVmRSS:\t  812 kB\n"], ids=["no_proc", "no_peak"])
-def test_system_without_a_peak_in_proc_tells_getrusages(
+def test_peak_is_read_from_getrusage_without_proc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, unit: int, status: str | None
 ) -> None:
     if status is not None:

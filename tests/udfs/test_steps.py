@@ -32,14 +32,14 @@ def reached(work: Callable[[], object]) -> list[str]:
     return [name for name, _ in groupby(steps)]
 
 
-def test_each_step_is_in_the_product_and_in_a_test() -> None:
+def test_each_step_is_reported_by_the_product_and_used_by_a_test() -> None:
     product = "".join(path.read_text() for room in ("jobs", "udfs") for path in files_in(ROOT / room, "**/*.py"))
     assert {*re.findall(r'\bstep\("(.+?)"\)', product), *get_args(Stage)} == STEPS
     tests = "".join(path.read_text() for path in files_in(ROOT / "tests", "**/*.py") if path != Path(__file__))
     assert [name for name in sorted(STEPS) if f'"{name}"' not in tests] == []
 
 
-def test_a_compaction_and_an_erasure(tmp_path: Path) -> None:
+def test_compaction_and_erasure_report_their_steps(tmp_path: Path) -> None:
     world = Erasures(tmp_path)
     write_partition(world.lab.archive / "t-0", "ann=1 bob=1 || cem=1 | ann=2")
     commit = ["rows written", "table committed"]
@@ -58,7 +58,7 @@ def test_a_compaction_and_an_erasure(tmp_path: Path) -> None:
     assert steps[steps.index("keys erased") :] == ends
 
 
-def test_the_tasks_of_a_large_partition(tmp_path: Path) -> None:
+def test_tasks_of_a_large_partition_report_their_steps(tmp_path: Path) -> None:
     write_partition(tmp_path / "t-0", "ann=1 bob=1 || cem=1 | ann=2 || dan=1 || bob=2")
     plan = make_plan(archived_at(tmp_path, "t-0"), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0)
     tasks = reached(lambda: compact_in_blocks(plan))
@@ -67,7 +67,7 @@ def test_the_tasks_of_a_large_partition(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["in_place", "output"])
-def test_reindex(tmp_path: Path, mode: str) -> None:
+def test_reindex_reports_its_steps(tmp_path: Path, mode: str) -> None:
     root = tmp_path / "archive"
     write_partition(root / "t-0", TEXT)
     (root / ".lock").write_bytes(b"")

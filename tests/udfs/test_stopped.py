@@ -65,7 +65,7 @@ def nothing_left(part: Partition) -> bool:
 
 @pytest.mark.parametrize("error", READ_ERRORS)
 @pytest.mark.parametrize("nth", [1, 2])
-def test_compact_reading(part: Partition, tmp_path: Path, error: str, nth: int) -> None:
+def test_failed_read_of_compact_is_a_problem(part: Partition, tmp_path: Path, error: str, nth: int) -> None:
     log = log_path(part)
     plan = part.plan()
     with faults(tmp_path, Fault("read", str(log), nth=nth, error=error)):
@@ -76,7 +76,7 @@ def test_compact_reading(part: Partition, tmp_path: Path, error: str, nth: int) 
     assert nothing_left(part)
 
 
-def test_the_position_where_reading_failed(part: Partition, tmp_path: Path) -> None:
+def test_problem_has_the_position_of_the_failed_read(part: Partition, tmp_path: Path) -> None:
     from dataclasses import replace
 
     log = log_path(part)
@@ -89,7 +89,7 @@ def test_the_position_where_reading_failed(part: Partition, tmp_path: Path) -> N
     assert problem.position == position
 
 
-def test_a_read_that_a_signal_broke_off_is_tried_again(part: Partition, tmp_path: Path) -> None:
+def test_read_interrupted_by_a_signal_is_repeated(part: Partition, tmp_path: Path) -> None:
     expected = compact_partition(part.plan())
     bytes_expected = part.cleaned_bytes(expected)
     with faults(tmp_path, Fault("read", "*.log", times=3, error="EINTR")):
@@ -101,7 +101,7 @@ def test_a_read_that_a_signal_broke_off_is_tried_again(part: Partition, tmp_path
 
 @pytest.mark.parametrize("on", ["create", "write", "fsync"])
 @pytest.mark.parametrize("error", ["EIO", "EACCES", "EROFS"])
-def test_compact_writing(part: Partition, tmp_path: Path, on: Any, error: str) -> None:
+def test_failed_write_of_compact_is_a_problem(part: Partition, tmp_path: Path, on: Any, error: str) -> None:
     plan = part.plan()
     with faults(tmp_path, Fault(on, f"{part.store}/*", nth=2, error=error)):
         result = compact_partition(plan)
@@ -125,7 +125,7 @@ def test_a_full_disk_ends_the_job(part: Partition, tmp_path: Path, on: Any, erro
 
 @pytest.mark.parametrize("differs", [False, True])
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
-def test_a_large_log_that_cannot_be_flushed(
+def test_failed_flush_of_a_large_log_is_a_problem(
     part: Partition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, differs: bool
 ) -> None:
     """The log is flushed before it is read back, because a file system may discard data that it cannot write."""
@@ -147,7 +147,7 @@ def test_a_large_log_that_cannot_be_flushed(
 
 
 @pytest.mark.parametrize("error", READ_ERRORS)
-def test_an_unreadable_log_is_verifys_problem(part: Partition, tmp_path: Path, error: str) -> None:
+def test_unreadable_log_is_a_problem_of_verify(part: Partition, tmp_path: Path, error: str) -> None:
     log = log_path(part)
     with faults(tmp_path, Fault("read", str(log), error=error)):
         checked = part.verify()
@@ -156,7 +156,7 @@ def test_an_unreadable_log_is_verifys_problem(part: Partition, tmp_path: Path, e
     assert (checked.segments, checked.records) == (4, 36)  # segments and records of the others
 
 
-def test_verify_side_files(part: Partition, tmp_path: Path) -> None:
+def test_unreadable_side_files_are_problems_of_verify(part: Partition, tmp_path: Path) -> None:
     names = (log_path(part).with_suffix(".index"), part.folder / "leader-epoch-checkpoint")
     given = [Fault("read", str(path), nth=2 if "leader" in path.name else 1, error="EIO") for path in names]
     with faults(tmp_path, *given):
@@ -169,7 +169,7 @@ def test_verify_side_files(part: Partition, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_an_unreadable_log_is_the_reports_problem(part: Partition, tmp_path: Path, nth: int) -> None:
+def test_unreadable_log_is_a_problem_of_report(part: Partition, tmp_path: Path, nth: int) -> None:
     plan = part.plan()
     with faults(tmp_path, Fault("read", str(log_path(part)), nth=nth, error="EIO")):
         profile = profile_partition(ProfilePlan(plan, compacted=True))
@@ -182,7 +182,7 @@ def reindexed(part: Partition, target: Target, *, check_crc: bool = True) -> lis
     return reindex_segments(ReindexTask(target, "t-0", segments, settings))
 
 
-def test_reindex_reading(part: Partition, tmp_path: Path) -> None:
+def test_failed_read_of_reindex_is_a_problem(part: Partition, tmp_path: Path) -> None:
     with faults(tmp_path, Fault("read", str(log_path(part)), error="EIO")):
         outcomes = reindexed(part, Target("check", str(part.root)))
     assert [o.problem is None for o in outcomes] == [True, False, True, True]
@@ -191,7 +191,7 @@ def test_reindex_reading(part: Partition, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on", ["create", "write", "fsync"])
-def test_reindex_writing(part: Partition, tmp_path: Path, on: Any) -> None:
+def test_failed_write_of_reindex_is_a_problem(part: Partition, tmp_path: Path, on: Any) -> None:
     output = tmp_path / "out"
     target = Target("output", str(part.root), str(output))
     with faults(tmp_path, Fault(on, f"{output}/t-0/{log_path(part).stem}.index", error="EIO")):
@@ -206,7 +206,7 @@ def test_reindex_writing(part: Partition, tmp_path: Path, on: Any) -> None:
         reindexed(part, target)
 
 
-def test_reindex_folder_that_cannot_be_flushed(part: Partition, tmp_path: Path) -> None:
+def test_failed_flush_of_a_reindexed_folder_is_a_problem(part: Partition, tmp_path: Path) -> None:
     output = tmp_path / "out"
     with faults(tmp_path, Fault("fsync", f"{output}/t-0", error="EIO")):
         outcomes = reindexed(part, Target("output", str(part.root), str(output)))
@@ -214,7 +214,7 @@ def test_reindex_folder_that_cannot_be_flushed(part: Partition, tmp_path: Path) 
     assert {o.problem.kind for o in outcomes} == {"unwritable"}
 
 
-def test_an_unreadable_log_leaves_its_lookups_unanswered(part: Partition, tmp_path: Path) -> None:
+def test_lookups_in_an_unreadable_log_have_no_answer(part: Partition, tmp_path: Path) -> None:
     (plan,) = archive_plans(str(part.root), EVERY_TOPIC, [])
     queries = Queries(np.array([3, 15]), np.zeros(2, np.bool_))
     with faults(tmp_path, Fault("open", str(log_path(part, 3)), error="EIO")):
@@ -224,7 +224,7 @@ def test_an_unreadable_log_leaves_its_lookups_unanswered(part: Partition, tmp_pa
     assert found.answers.column("status").to_pylist() == ["unreadable"] * 2
 
 
-def test_sizing_and_time_index(part: Partition, tmp_path: Path) -> None:
+def test_failed_reads_of_sizing_and_time_index_are_problems(part: Partition, tmp_path: Path) -> None:
     (plan,) = archive_plans(str(part.root), EVERY_TOPIC, [])
     log = log_path(part)
     with faults(tmp_path, Fault("open", str(log), times=2, error="ESTALE")):
@@ -239,7 +239,7 @@ def test_sizing_and_time_index(part: Partition, tmp_path: Path) -> None:
     assert len({row["segment_base_offset"] for row in rows if row["problem"] is None}) == 3
 
 
-def test_inspect_names_an_unreadable_log_and_shows_the_others(part: Partition, tmp_path: Path) -> None:
+def test_inspect_reports_an_unreadable_log_and_prints_others(part: Partition, tmp_path: Path) -> None:
     log, written = log_path(part), bytearray()
     with faults(tmp_path, Fault("read", str(log), error="EIO")):
         findings = dump([part.folder], DumpOptions(LogOptions(deep=True)), written.extend)
@@ -251,7 +251,7 @@ def test_inspect_names_an_unreadable_log_and_shows_the_others(part: Partition, t
 
 
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
-def test_inspect_into_files(part: Partition, tmp_path: Path, error: str) -> None:
+def test_failed_write_of_inspect_is_a_problem(part: Partition, tmp_path: Path, error: str) -> None:
     output = tmp_path / "out"
     tasks = dump_tasks(list_files([str(part.folder)]), DumpOptions(), str(output))
     bad = next(task for task in tasks if task.name == f"t-0/{log_path(part).name}.txt")
@@ -266,7 +266,7 @@ def test_inspect_into_files(part: Partition, tmp_path: Path, error: str) -> None
     assert "unwritable" in failed.tool_lines[0]
 
 
-def test_data_source_quarantine(part: Partition, tmp_path: Path) -> None:
+def test_data_source_quarantines_failed_reads(part: Partition, tmp_path: Path) -> None:
     log = log_path(part)
     with faults(tmp_path, Fault("read", str(log), error="EIO")):
         rows = read("kafka_log", part.root, badRecords="quarantine").to_pylist()
@@ -277,14 +277,14 @@ def test_data_source_quarantine(part: Partition, tmp_path: Path) -> None:
     assert len(rows) == 1 + 36
 
 
-def test_data_source_fails(part: Partition, tmp_path: Path) -> None:
+def test_data_source_raises_failed_reads_without_quarantine(part: Partition, tmp_path: Path) -> None:
     log = log_path(part)
     with faults(tmp_path, Fault("read", str(log), error="EIO")), pytest.raises(LogFormatError) as found:
         read("kafka_log", part.root)
     unreadable(found.value, str(log), "EIO")
 
 
-def test_an_unreadable_folder_is_its_partitions_problem_alone(part: Partition, tmp_path: Path) -> None:
+def test_unreadable_folder_is_a_problem_of_its_partition_only(part: Partition, tmp_path: Path) -> None:
     """A folder that cannot be listed is its partition's problem; the others are there."""
     (part.root / "u-0").mkdir()
     (part.root / "u-0" / segment_file(0, "log")).write_bytes(part.log(0).read_bytes())
@@ -340,7 +340,7 @@ def raising(tmp_path: Path, job: str, error: BaseException) -> AbstractContextMa
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_defect_is_the_partitions_problem(
+def test_defect_is_a_problem_of_its_partition(
     part: Partition, tmp_path: Path, caplog: pytest.LogCaptureFixture, job: str
 ) -> None:
     with raising(tmp_path, job, KeyError("an unexpected error")):
@@ -369,7 +369,7 @@ def test_interrupts_are_not_caught(part: Partition, tmp_path: Path, job: str, er
         JOBS[job](part)
 
 
-def test_an_attempt_gives_its_result_or_the_problem_that_stopped_it() -> None:
+def test_attempt_returns_its_result_or_its_problem() -> None:
     assert attempt("t-0", lambda: 7) == 7
     problem = Problem("gap", "t-0", 0, "a", "b", state="gap")
     assert attempt("t-0", boom(problem.as_error())) == problem

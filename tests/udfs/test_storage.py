@@ -60,7 +60,7 @@ def n_open(root: Root, folder: str) -> int:
     return found
 
 
-def test_a_slow_disk_does_not_use_up_the_descriptors(root: Root) -> None:
+def test_slow_disk_does_not_exhaust_file_descriptors(root: Root) -> None:
     """A task that writes a thousand large logs faster than they are flushed would have a thousand files open."""
     most = 0
     with late_flushes():
@@ -72,7 +72,7 @@ def test_a_slow_disk_does_not_use_up_the_descriptors(root: Root) -> None:
     assert n_open(root, "one") == 0
 
 
-def test_a_flush_that_fails_after_its_block_is_reported_once_and_of_its_own_folder(root: Root, tmp_path: Path) -> None:
+def test_late_flush_failure_is_reported_once_for_its_folder(root: Root, tmp_path: Path) -> None:
     with faults(tmp_path, Fault("fsync", root.full("one/3.log"), error="EIO")):
         with late_flushes() as waited:
             for folder in ("one", "other"):
@@ -86,7 +86,7 @@ def test_a_flush_that_fails_after_its_block_is_reported_once_and_of_its_own_fold
         flush_whole(root, "one")
 
 
-def test_a_flush_in_a_deleted_folder_is_not_reported_for_the_next_of_its_name(tmp_path: Path) -> None:
+def test_flush_failure_of_a_deleted_folder_is_not_reported_for_its_successor(tmp_path: Path) -> None:
     """A run by yield starts over in the same folder if keys were lost."""
     plan = build(tmp_path / "archive").plan()
     store = make_generation_folder(plan)

@@ -37,7 +37,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_is_read_by_name(tmp_path: Path, kind: str) -> None:
+def test_folders_with_each_suffix_are_read_by_option(tmp_path: Path, kind: str) -> None:
     folders = {k: marked(tmp_path, f"{k}-7", mark) for k, mark in KINDS.items()}
     write_partition(tmp_path / "plain-0", "a=1")
     archive = list_archive(open_root(str(tmp_path)), lambda _: True, [KINDS[kind]])
@@ -50,7 +50,7 @@ def test_each_kind_is_read_by_name(tmp_path: Path, kind: str) -> None:
     assert all(any(note.startswith(name) and "--folders" in note for note in archive.notes) for name in left)
 
 
-def test_checkpoints_beside_it_are_those_of_another_folder(tmp_path: Path) -> None:
+def test_checkpoints_do_not_apply_to_folders_with_a_suffix(tmp_path: Path) -> None:
     """A broker that makes a folder stray begins an empty log: its high watermark of 0 would hide every record."""
     marked(tmp_path, "t-0", "stray")
     for name in names.OFFSET_CHECKPOINTS:
@@ -63,7 +63,7 @@ def test_checkpoints_beside_it_are_those_of_another_folder(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("second", ["t-0", "t-0 stray"])
-def test_two_folders_of_a_partition_are_a_problem(tmp_path: Path, second: str) -> None:
+def test_two_folders_of_one_partition_are_a_problem(tmp_path: Path, second: str) -> None:
     one = marked(tmp_path, "t-0", "future")
     other = marked(tmp_path, "t-0", "stray") if second.endswith("stray") else "t-0"
     if other == "t-0":
@@ -91,7 +91,9 @@ def test_compaction_reads_only_the_selected_folders(tmp_path: Path, capsys: pyte
     assert code == 3 and partition["problem"]["kind"] == "duplicate"
 
 
-def test_commands_that_read_an_archive_take_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_that_read_an_archive_accept_the_folders_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     archive = tmp_path / "archive"
     marked(archive, "t-0", "stray")
     for words in (
@@ -107,7 +109,7 @@ def test_commands_that_read_an_archive_take_it(tmp_path: Path, capsys: pytest.Ca
         assert "t-0" in json.dumps(report) or '"topic": "t"' in json.dumps(report), words
 
 
-def test_options_keep_it(tmp_path: Path) -> None:
+def test_topic_filter_keeps_the_folders_option(tmp_path: Path) -> None:
     options = ReportOptions("a", output="x", folders=["stray", "deleted"], topics="t")
     assert options.topics.marks == ("stray", "delete") and options.topics.include == ("t",)
     assert CompactOptions("a", "s", topics=options.topics).topics.marks == ("stray", "delete")

@@ -176,7 +176,7 @@ def changed(one: Uploaded, **options: str) -> Uploaded:
         ([LOG[2], *LOG[4:]], "expected a segment that begins at offset 150"),
     ],
 )
-def test_another_log_beside_the_remote_segments_is_uncleanable(tmp_path, capsys, local, said):
+def test_different_local_log_beside_remote_segments_is_uncleanable(tmp_path, capsys, local, said):
     put_remote(tmp_path / "a", [*LOG[:4], LOG[4]])
     put_local(tmp_path / "a/broker", local)
     assert run("verify", tmp_path / "a", *QUIET) == 3
@@ -186,7 +186,7 @@ def test_another_log_beside_the_remote_segments_is_uncleanable(tmp_path, capsys,
     assert f"as in t-0-{TOPIC_ID}/t-0" in told
 
 
-def test_other_leader_epochs_or_another_topic_id_is_another_log(tmp_path, capsys):
+def test_different_leader_epochs_or_topic_id_mean_a_different_log(tmp_path, capsys):
     put_remote(tmp_path / "a", LOG[:5])
     folder = put_local(tmp_path / "a/broker", LOG[3:], topic_id="CCCCCCCCCCCCCCCCCCCCCA")
     assert run("verify", tmp_path / "a", *QUIET) == 3
@@ -197,7 +197,7 @@ def test_other_leader_epochs_or_another_topic_id_is_another_log(tmp_path, capsys
     assert "expected leader epochs (epoch, offset) ((0, 0), (1, 100)), as in" in capsys.readouterr().out
 
 
-def test_the_local_copy_counts_where_an_upload_has_not_ended(tmp_path):
+def test_local_copy_is_used_while_an_upload_is_incomplete(tmp_path):
     cut = LOG[4]
     put_remote(tmp_path / "a", LOG[:4])
     cut = Uploaded(cut.start, cut.last, cut.log[:200], cut.index, cut.time_index, cut.snapshot, cut.epochs)

@@ -95,7 +95,7 @@ def _bytes_as_name(archive: Path) -> None:
         (_bytes_as_name, "", ["t-0: 1 names that are not UTF-8"]),
     ],
 )
-def test_the_archive_is_needed_as_long_as_it_holds_what_was_left_out(
+def test_archive_is_needed_while_it_has_excluded_topics(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], put: Callable[[Path], None], note: str, entries: list[str]
 ) -> None:
     """compact and archive-needed give the same answer."""
@@ -113,7 +113,7 @@ def test_the_archive_is_needed_as_long_as_it_holds_what_was_left_out(
     assert (answer["archive_needed_because"], answer["entries"]) == ([because], entries)
 
 
-def test_a_folder_with_the_name_of_a_file_of_the_broker_is_searched(tmp_path: Path) -> None:
+def test_folder_named_like_a_broker_file_is_searched(tmp_path: Path) -> None:
     for name in ("quorum-state", ".lock", "bootstrap.checkpoint", "remote-log-index-cache"):
         write_partition(tmp_path / name / f"in{name.replace('.', '')}-0", "a=1")
     found = listed(str(tmp_path))
@@ -123,7 +123,7 @@ def test_a_folder_with_the_name_of_a_file_of_the_broker_is_searched(tmp_path: Pa
     assert found.not_read == []
 
 
-def test_other_files_of_a_broker_are_passed_over_in_silence(tmp_path: Path) -> None:
+def test_other_broker_files_are_skipped_without_a_note(tmp_path: Path) -> None:
     """A new partition's folder, and what brokers keep beside partitions."""
     write_partition(tmp_path / "t-0", "a=1")
     for name in ("u-0", "remote-log-index-cache", "__cluster_metadata-0"):

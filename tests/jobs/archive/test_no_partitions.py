@@ -68,7 +68,7 @@ def _marked(root: Path) -> str:
     [_redpanda, _confluent, _kafka_backup, _kafka_backup_of_oso, _sink_connector, _marked],
     ids=lambda f: f.__name__,
 )
-def test_the_error_names_whose_files_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str], put) -> None:
+def test_error_names_the_program_that_wrote_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], put) -> None:
     root = tmp_path / "archive"
     root.mkdir()
     found = put(root)
@@ -87,7 +87,9 @@ def test_the_error_names_whose_files_they_are(tmp_path: Path, capsys: pytest.Cap
         ("notes/readme.txt", b"x"),
     ],
 )
-def test_names_alone_do_not_decide(tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, data: bytes) -> None:
+def test_file_names_alone_do_not_identify_a_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, data: bytes
+) -> None:
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).write_bytes(data)
     assert cli.main(["verify", str(tmp_path)]) == USAGE

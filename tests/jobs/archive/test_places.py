@@ -84,7 +84,7 @@ OUTSIDE = [
 
 
 @pytest.mark.parametrize("spelt", INSIDE)
-def test_inside_however_it_is_spelt(folder, spelt):
+def test_nested_path_is_detected_in_any_spelling(folder, spelt):
     inner = spelt.format(folder)
     for outer in (folder / "archive", folder / "link", f"file://{folder}/link/", f"{folder}/other/../archive"):
         assert lies_in(inner, str(outer)), outer
@@ -92,11 +92,11 @@ def test_inside_however_it_is_spelt(folder, spelt):
 
 
 @pytest.mark.parametrize("spelt", OUTSIDE)
-def test_a_folder_elsewhere_does_not_lie_in_the_archive(folder, spelt):
+def test_path_outside_is_not_inside_the_archive(folder, spelt):
     assert not lies_in(spelt.format(folder), str(folder / "archive"))
 
 
-def test_a_relative_path_and_one_below_a_file(folder, monkeypatch):
+def test_relative_paths_and_paths_below_a_file_are_compared(folder, monkeypatch):
     monkeypatch.chdir(folder / "other")
     assert lies_in("../archive/store", f"{folder}/link")
     assert is_same("up/link", "file:" + str(folder / "archive"))
@@ -136,12 +136,12 @@ def test_paths_that_do_not_exist_are_compared_by_their_parts(tmp_path):
         ("/archive/store", "s3://archive", False),
     ],
 )
-def test_other_file_systems(one, other, inside):
+def test_paths_in_buckets_are_compared(one, other, inside):
     assert lies_in(one, other) is inside
     assert not lies_in(other, one)
 
 
-def test_two_spellings_of_one_folder_are_the_same(folder):
+def test_two_spellings_of_one_folder_are_equal(folder):
     archive = str(folder / "archive")
     for spelt in [*INSIDE[:2], "{0}/link", "file://{0}/archive/", "file:{0}/deep/.."]:
         assert is_same(spelt.format(folder), archive), spelt
@@ -159,7 +159,7 @@ MOUNTS = r"""
 """.strip()
 
 
-def test_a_mount_is_known_by_its_place_in_its_file_system():
+def test_mount_is_identified_by_its_path_in_its_file_system():
     """As in a container that mounts a folder twice: as the archive, and as the store inside the archive."""
     assert within_mount("/home/me", MOUNTS) == ("259:1", "home", "me")
     assert within_mount("/data/kafka/logs/t-0", MOUNTS) == ("8:16", "kafka", "logs", "t-0")
@@ -171,7 +171,7 @@ def test_a_mount_is_known_by_its_place_in_its_file_system():
     assert within_mount(os.path.realpath("."), Path("/proc/self/mountinfo").read_text())[0]
 
 
-def test_the_error_says_both_and_what_they_are(folder):
+def test_error_names_both_paths_and_their_roles(folder):
     with pytest.raises(UsageError) as raised:
         check_apart(Place("--output", f"{folder}/link/out"), Place("the archive", f"{folder}/archive"))
     assert str(raised.value) == (
@@ -182,7 +182,7 @@ def test_the_error_says_both_and_what_they_are(folder):
         check_apart(Place("the store", str(folder)), Place("the archive", f"{folder}/archive"))
 
 
-def test_a_folder_of_the_archive_that_is_a_link_to_elsewhere(folder):
+def test_output_behind_a_link_in_the_archive_is_refused(folder):
     """disk1 of the archive is a link to a log directory; files in that directory belong to the archive too."""
     (folder / "disks" / "one" / "u-0").mkdir(parents=True)
     shutil.copy(EXAMPLE / "users-0" / "00000000000000000000.log", folder / "disks" / "one" / "u-0")
@@ -212,7 +212,7 @@ INTO = ["{0}/link/new", "file://{0}/archive/new", "file:{0}/link/new", "{0}/arch
 
 
 @pytest.mark.parametrize("spelt", INTO)
-def test_no_job_writes_into_an_archive(archive, spelt):
+def test_every_job_refuses_an_output_in_an_archive(archive, spelt):
     into, before = spelt.format(archive.parent), read_tree(archive)
     tried = {
         "compact": lambda: compact.run(CompactOptions(str(archive), into, now_ms=NOW_MS), Silent()),
@@ -239,7 +239,7 @@ def test_no_job_writes_into_an_archive(archive, spelt):
         assert read_tree(archive) == before, name
 
 
-def test_restore_and_vacuum(tmp_path, monkeypatch):
+def test_restore_and_vacuum_refuse_a_store_in_the_archive(tmp_path, monkeypatch):
     maker = StoreMaker(tmp_path)
     maker.archived("t", 0, 0, b"x")
     maker.generation("t", 0, 1, {0: b"x"})
@@ -264,7 +264,7 @@ def test_restore_and_vacuum(tmp_path, monkeypatch):
         vacuum.run(VacuumOptions(str(maker.store)), Silent())
 
 
-def test_a_store_knows_its_archive_in_any_spelling(folder):
+def test_store_accepts_its_archive_in_any_spelling(folder):
     write_partition(folder / "archive" / "t-0", "a=1 || a=2 || b=1")
     for archive in (f"file://{folder}/link/", str(folder / "archive")):
         assert compact.run(
@@ -289,7 +289,7 @@ SHARED = """\
 """
 
 
-def test_mounts_that_share_files() -> None:
+def test_shared_mounts_of_a_store_are_listed() -> None:
     """A disk that is mounted inside a store belongs to the store, and so does the mount of a whole store."""
     assert shared_mounts("/copy", SHARED) == ["segments/t-0", "segments/v-0"]
     assert shared_mounts("/copy/segments/t-0", SHARED) == []

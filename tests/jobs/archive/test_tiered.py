@@ -82,7 +82,7 @@ def generation(archive: Path, work: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("layout", ["kafka", "aiven"])
-def test_a_generation_is_that_of_the_same_log_directory(plain, tmp_path, layout, capsys):
+def test_generation_of_remote_segments_equals_that_of_the_log_directory(plain, tmp_path, layout, capsys):
     remote = plain.parent / layout
     before = tree(remote)
     expected, found = generation(plain, tmp_path / "plain"), generation(remote, tmp_path / layout)
@@ -100,7 +100,7 @@ def test_a_generation_is_that_of_the_same_log_directory(plain, tmp_path, layout,
 
 
 @pytest.mark.parametrize("given", ["", "tiered+"])
-def test_pinterests_uploads_are_cleaned_as_their_log_directory(plain, tmp_path, given, capsys):
+def test_generation_of_pinterest_uploads_equals_that_of_the_log_directory(plain, tmp_path, given, capsys):
     """By themselves, and as copies that may overlap; snapshots of producers and leader epochs are not uploaded."""
     remote = f"{given}{plain.parent / 'pinterest'}"
     found, expected = (generation(a, tmp_path / f"{i}") for i, a in enumerate((remote, plain)))
@@ -133,7 +133,7 @@ def shown(text: str, archive: Path) -> str:
 
 
 @pytest.mark.parametrize("layout", ["kafka", "aiven"])
-def test_jobs_that_read_take_it_for_a_log_directory(plain, tmp_path, layout, capsys):
+def test_reading_jobs_give_the_same_as_for_a_log_directory(plain, tmp_path, layout, capsys):
     remote = plain.parent / layout
     assert run("verify", remote, "--sealed", *QUIET) == 0, capsys.readouterr()
     capsys.readouterr()
@@ -146,7 +146,7 @@ def test_jobs_that_read_take_it_for_a_log_directory(plain, tmp_path, layout, cap
         assert said[0] == said[1]
 
 
-def test_source_is_noted_once_and_problems_name_the_object_folder(tmp_path):
+def test_report_names_the_source_once_and_problems_name_the_object_folder(tmp_path):
     put_kafka(tmp_path, "t-0", 1, segment(batches(0, 50)))
     archive = listed(str(tmp_path))
     assert archive.root.uri == f"tiered+{tmp_path}"
@@ -154,7 +154,7 @@ def test_source_is_noted_once_and_problems_name_the_object_folder(tmp_path):
     assert [(p.path, p.topic_id) for p in archive.partitions.values()] == [(f"t-0-{TOPIC_ID}/t-0", TOPIC_ID)]
 
 
-def test_a_topic_that_was_created_again_is_uncleanable(tmp_path, capsys):
+def test_recreated_topic_is_uncleanable(tmp_path, capsys):
     put_kafka(tmp_path, "t-0", 1, segment(batches(0, 50)))
     other = put_kafka(tmp_path / "x", "t-0", 2, segment(batches(0, 30)))
     other.rename(tmp_path / "t-0-AAAAAAAAAAAAAAAAAAAAAA")
@@ -164,7 +164,7 @@ def test_a_topic_that_was_created_again_is_uncleanable(tmp_path, capsys):
     assert "the same partition in t-0-AAAAAAAAAAAAAAAAAAAAAA/t-0" in output
 
 
-def test_a_lost_log_is_a_gap_and_an_encrypted_segment_an_error(tmp_path, capsys):
+def test_missing_log_is_a_gap_and_encrypted_segment_is_an_error(tmp_path, capsys):
     put_kafka(tmp_path / "a", "t-0", 1, segment(batches(0, 50)))
     put_kafka(tmp_path / "a", "t-0", 2, segment(batches(50, 100)), without=["log"])
     put_kafka(tmp_path / "a", "t-0", 3, segment(batches(100, 150)))
@@ -178,7 +178,7 @@ def test_a_lost_log_is_a_gap_and_an_encrypted_segment_an_error(tmp_path, capsys)
         assert words in capsys.readouterr().out
 
 
-def test_names_that_only_look_like_remote_segments_stay_plain(tmp_path):
+def test_similar_names_are_not_read_as_remote_segments(tmp_path):
     folder = tmp_path / f"t-0-{TOPIC_ID}"
     folder.mkdir()
     (folder / "0-too-short.log").write_bytes(b"")
@@ -224,7 +224,7 @@ def test_indexes_are_never_replaced_in_tiered_storage(tmp_path, capsys):
     assert tree(tmp_path) == before
 
 
-def test_the_store_must_lie_outside(tmp_path, capsys):
+def test_store_inside_remote_segments_is_refused(tmp_path, capsys):
     folder = put_kafka(tmp_path / "a", "t-0", 1, segment(batches(0, 50)))
     assert run("compact", tmp_path / "a", "--store", folder / "store", *NOW, *QUIET) == 2
     assert run("compact", f"tiered+{tmp_path / 'a'}", "--store", folder / "store", *NOW, *QUIET) == 2

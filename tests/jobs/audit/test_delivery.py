@@ -64,7 +64,7 @@ def archive(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_case_to_check_by_hand(spark, archive, tmp_path):
+def test_small_log_has_the_expected_deliveries(spark, archive, tmp_path):
     """A record's timestamp is START_MS + its offset."""
     groups = [commit("done", "orders", 0, 7), commit("done", "orders", 1, 1), commit("late", "orders", 0, 2)]
     share = share_topics("share", "orders", ID, [0])
@@ -113,7 +113,7 @@ def test_a_case_to_check_by_hand(spark, archive, tmp_path):
     assert second.amounts["sources"] == again.sources and second.amounts["summary"]["groups"] == again.summary["groups"]
 
 
-def test_a_generation_and_offsets_in_a_generation(spark, tmp_path):
+def test_generation_and_committed_offsets_of_a_generation_are_read(spark, tmp_path):
     """Compaction of both leaves the keys' last updates and the groups' last commits, and so the verdicts."""
     topics = {name: {"cleanup.policy": "compact"} for name in ("orders", "__consumer_offsets")}
     lab = Lab(None, tmp_path, {"topics": topics, "job": {"engine": "threads"}})
@@ -160,7 +160,7 @@ def test_groups_of_a_damaged_coordinator_are_unknown(spark, archive, tmp_path):
         audit(archive, audits, groups=(never,))
 
 
-def test_a_key_whose_last_update_may_lie_in_damage_is_not_called_delivered(spark, archive, tmp_path):
+def test_key_whose_last_update_may_be_damaged_is_unknown(spark, archive, tmp_path):
     write_log(archive / "__consumer_offsets-0", [[commit("g", "orders", 0, 7), commit("h", "orders", 0, 1)]])
     log = archive / "orders-0" / "00000000000000000000.log"
     edit(log, log.stat().st_size - 3, b"\xff\xff")
@@ -174,7 +174,7 @@ def test_a_key_whose_last_update_may_lie_in_damage_is_not_called_delivered(spark
     }  # fmt: skip
 
 
-def test_offsets_that_are_elsewhere_older_or_missing(spark, archive, tmp_path):
+def test_remote_old_and_missing_committed_offsets_are_reported(spark, archive, tmp_path):
     with pytest.raises(MissingPathError, match="__consumer_offsets"):
         audit(archive, tmp_path / "audits")
     with pytest.raises(UsageError, match="--deliveries contradicts --offsets-archive"):
@@ -215,7 +215,7 @@ def test_skipped_groups_and_topics_are_named():
     assert rows == [("h", ("orders", 0), 5, True), ("h", ("orders", 1), 0, True)] and positions.unknown == {}
 
 
-def test_a_share_group_that_acknowledged_the_last_offset_there_can_be():
+def test_share_group_with_the_largest_offset_is_read():
     most = 2**63 - 1
     commits = (OffsetCommit("s", "orders", "id", 0, 5, delivered=((7, most),), record_offset=1),)
     found = gather([CommitsRead("__share_group_state", 0, commits), CommitsRead("__consumer_offsets", 0)])
@@ -227,7 +227,7 @@ TOLD = {"topic": ["orders", "orders", "orders"], "key": ["a", "b", "gone"], "off
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "delta"])
-def test_deliveries_of_a_table(spark, archive, tmp_path, kind):
+def test_deliveries_are_read_from_a_table(spark, archive, tmp_path, kind):
     table, options = pa.table(TOLD), {}
     path = tmp_path / f"told.{kind}"
     if kind == "parquet":
@@ -253,7 +253,7 @@ def test_deliveries_of_a_table(spark, archive, tmp_path, kind):
     ]
 
 
-def test_topics_that_a_table_does_not_name_are_said(spark, archive, tmp_path):
+def test_topics_missing_in_a_table_are_noted(spark, archive, tmp_path):
     """An export that failed may leave an empty table: nothing is late then, as nothing is judged."""
     pq.write_table(pa.table(TOLD).slice(0, 0), tmp_path / "told.parquet")
     report = audit(archive, tmp_path / "audits", deliveries=str(tmp_path / "told.parquet"))
@@ -269,13 +269,13 @@ def test_topics_that_a_table_does_not_name_are_said(spark, archive, tmp_path):
         ({"topic": ["t"], "key": ["00"], "offset": ["1x"]}, "1 rows without a readable offset"),
     ],
 )
-def test_tables_that_say_nothing(spark, archive, tmp_path, columns, message):
+def test_tables_without_deliveries_are_refused(spark, archive, tmp_path, columns, message):
     pq.write_table(pa.table(columns), tmp_path / "told.parquet")
     with pytest.raises(UsageError, match=message):
         audit(archive, tmp_path / "audits", deliveries=str(tmp_path / "told.parquet"), key_format="hex")
 
 
-def test_durations():
+def test_durations_have_a_unit():
     assert [duration(ms) for ms in (None, 0, 999, 1500, 90_000, 5_400_000, 129_600_000)] == [
         "-", "0 ms", "999 ms", "1.5 s", "1.5 min", "1.5 h", "1.5 d",
     ]  # fmt: skip

@@ -49,7 +49,7 @@ def write_a(root: Path, topics: dict[str, str], committed: dict[str, int], *more
     return root
 
 
-def test_each_way_and_what_is_lost(spark, tmp_path):
+def test_each_translation_method_reports_its_lost_records(spark, tmp_path):
     """Topics: an exact copy; one with changed values; one that the mirror does not have; and one with damage."""
     a = write_a(
         tmp_path / "a",
@@ -96,7 +96,7 @@ def checkpoint(group: str, topic: str, upstream: int, offset: int) -> Row:
     return Row(names + struct.pack(">i", 0), struct.pack(">hqqh", 0, upstream, offset, 0))
 
 
-def test_checkpoints_of_mirrormaker_are_a_second_opinion(spark, tmp_path):
+def test_checkpoints_of_mirrormaker_confirm_or_contradict_the_result(spark, tmp_path):
     """The last one of the group counts; damage is a problem; without the topic there is no opinion."""
     names = ("early", "late", "equal", "none")
     a = write_a(tmp_path / "a", {f"{name}-0": LOG for name in names}, {f"{name}-0": 5 for name in names})
@@ -117,7 +117,7 @@ def test_checkpoints_of_mirrormaker_are_a_second_opinion(spark, tmp_path):
     assert "Checkpoints of MirrorMaker 2" in report.to_text()
 
 
-def test_groups_and_their_offsets(spark, tmp_path):
+def test_committed_offsets_of_groups_are_translated(spark, tmp_path):
     write_partition(tmp_path / "b" / "t-0", LOG)
     write_partition(tmp_path / "a" / "t-0", LOG)
     with pytest.raises(MissingPathError, match="__consumer_offsets"):
@@ -134,7 +134,7 @@ def test_groups_and_their_offsets(spark, tmp_path):
     assert answers(report) == {"t-0": (0, "identity", 0)}
 
 
-def test_offsets_from_a_file_and_a_plan(spark, tmp_path):
+def test_offsets_are_read_from_a_file_and_a_plan_is_written(spark, tmp_path):
     write_partition(tmp_path / "a" / "t-0", LOG)
     write_partition(tmp_path / "b" / "A.t-0", "a=1 b=1 a=2 c=1")
     (tmp_path / "committed.csv").write_text("h,t,0,1\ng,t,0,3\ng,u,0,9\n")
@@ -152,7 +152,7 @@ def test_offsets_from_a_file_and_a_plan(spark, tmp_path):
 @pytest.mark.parametrize(
     "text", ["t,0", "t,0,-1", "t,x,1", ",0,1", "a,b,c,d,e", "t,0,1\nt,0,2", "TOPIC,PARTITION,OFFSET"]
 )
-def test_files_that_hold_no_offsets(tmp_path, text):
+def test_files_without_offsets_are_refused(tmp_path, text):
     (tmp_path / "offsets.csv").write_text(text)
     with pytest.raises(UsageError, match=r"offsets\.csv: line \d"):
         read_offsets(str(tmp_path / "offsets.csv"), "g")

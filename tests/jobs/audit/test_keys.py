@@ -57,7 +57,7 @@ def archive(tmp_path, cases):
     return tmp_path / "archive"
 
 
-def test_logs_of_real_brokers(spark, archive, tmp_path):
+def test_keys_of_golden_logs_equal_the_twin(spark, archive, tmp_path):
     report = audit(archive, tmp_path / "audits")
     assert report.exit_code == 0, report.to_text()
     rows = expected(archive)
@@ -68,7 +68,7 @@ def test_logs_of_real_brokers(spark, archive, tmp_path):
     assert 0 < report.bytes_read < sum(log.stat().st_size for log in archive.rglob("*.log"))  # txn-hang ends early
 
 
-def test_later_audits_read_what_is_new(spark, tmp_path, cases):
+def test_later_audits_read_only_new_segments(spark, tmp_path, cases):
     source, archive, audits = cases["txn-zstd"].input("txn-zstd-0"), tmp_path / "archive", tmp_path / "audits"
     n = len(list(source.glob("*.log")))
     read = 0
@@ -94,7 +94,7 @@ def test_later_audits_read_what_is_new(spark, tmp_path, cases):
     assert read_table(audits) == expected(archive)
 
 
-def test_a_log_that_only_looks_grown_is_read_whole(spark, tmp_path):
+def test_replaced_log_with_more_offsets_is_read_completely(spark, tmp_path):
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     write_partition(archive / "t-0", "a=1 b=1 | c=1")
     assert audit(archive, audits).exit_code == 0
@@ -133,7 +133,7 @@ def test_a_missing_segment_is_a_problem(spark, tmp_path):
     assert audit(archive, audits, overrides={"gaps": "accept"}).exit_code == 0
 
 
-def test_hidden_keys_are_in_no_file(spark, tmp_path):
+def test_hidden_keys_do_not_appear_in_any_file(spark, tmp_path):
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     write_partition(archive / "t-0", "secret-key-1=1 secret-key-2=1 secret-key-1=2")
     write_partition(archive / "t-1", "secret-key-1=3")
@@ -154,7 +154,7 @@ def test_hidden_keys_are_in_no_file(spark, tmp_path):
     assert audit(archive, audits).bytes_read > 0  # hashes of another secret are of no use
 
 
-def test_hidden_keys_lie_where_the_same_keys_lie_when_shown(spark, tmp_path):
+def test_hidden_keys_have_the_order_of_shown_keys(spark, tmp_path):
     """A hash modulo the partitions that are here would say nothing of the partitions of the topic."""
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     for number in (0, 1):
@@ -163,7 +163,7 @@ def test_hidden_keys_lie_where_the_same_keys_lie_when_shown(spark, tmp_path):
     assert found[0].summary == found[1].summary and found[0].summary["misplaced"]
 
 
-def test_a_damaged_table_never_counts_as_less(spark, tmp_path):
+def test_damaged_table_is_never_read_as_fewer_rows(spark, tmp_path):
     """Changed pages of a file may be decoded to other rows."""
     archive, audits = tmp_path / "archive", tmp_path / "a[1]"
     write_partition(archive / "t-0", " ".join(f"key{i}=1" for i in range(500)))
@@ -184,7 +184,7 @@ def test_a_damaged_table_never_counts_as_less(spark, tmp_path):
         audit(archive, audits)
 
 
-def test_generations_share_what_was_read(spark, tmp_path):
+def test_audits_of_two_generations_share_entries(spark, tmp_path):
     lab = Lab(None, tmp_path, {"topics": {"t": {"cleanup.policy": "compact"}}, "job": {"engine": "threads"}})
     write_partition(lab.archive / "t-0", "a=1 b=1 a=2 || c=1 b=2 || d=1")
     assert lab.run(START_MS).exit_code == 0
@@ -202,7 +202,7 @@ def test_generations_share_what_was_read(spark, tmp_path):
         audit(lab.archive, lab.archive / "t-0")
 
 
-def test_a_killed_audit_leaves_records_that_do_not_count(spark, tmp_path):
+def test_entries_of_a_killed_audit_are_ignored(spark, tmp_path):
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     write_partition(archive / "t-0", "a=1 b=1 a=2")
     with pytest.raises(KeyboardInterrupt), at_step("rows written", interrupt):

@@ -69,14 +69,14 @@ NIGHTS = {
 
 
 @pytest.mark.parametrize("nights", NIGHTS.values(), ids=NIGHTS)
-def test_each_night_counts_what_a_consumer_sees(tmp_path, nights):
+def test_each_audit_counts_the_records_that_a_consumer_reads(tmp_path, nights):
     for text in nights:
         shutil.rmtree(tmp_path / "archive", ignore_errors=True)
         write_partition(tmp_path / "archive" / "t-0", text)
         check_night(tmp_path)
 
 
-def test_a_problem_that_lies_elsewhere_goes_with_its_cause(tmp_path):
+def test_problem_is_removed_when_its_cause_is_removed(tmp_path):
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     logs = write_partition(archive / "t-0", "a=1 || {pid=7 txn} b=1 || c=1 || {pid=7 commit} || d=1").logs
     moved = logs[2].rename(tmp_path / "away")
@@ -93,7 +93,7 @@ def test_a_problem_that_lies_elsewhere_goes_with_its_cause(tmp_path):
     check_night(tmp_path)
 
 
-def test_stretches_of_files_that_are_gone_leave_the_tables(tmp_path):
+def test_ranges_of_deleted_files_are_removed_from_the_tables(tmp_path):
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     write_partition(archive / "t-0", "a=1 || b=1")
     write_partition(archive / "gone-0", "secret=1")
@@ -119,13 +119,13 @@ def test_reads_of_two_concurrent_audits_count_once(tmp_path):
     assert check_night(tmp_path).bytes_read == 0
 
 
-def test_holes_of_a_cleaner_are_no_gaps(tmp_path):
+def test_offsets_removed_by_a_cleaner_are_no_gap(tmp_path):
     write_partition(tmp_path / "archive" / "t-0", "a=1 b=1 || c=1@10 d=1@11 || e=1@20 f=1@22 || g=1", bases={1: 10})
     assert not check_night(tmp_path).all_problems
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_drawn_nights(tmp_path, seed):
+def test_random_audit_sequences_equal_a_new_audit(tmp_path, seed):
     """Segments grow and roll, retention takes the first, files are moved away and back, the log is created again."""
     draw, drawn_cuts = random.Random(seed), random.Random(seed)
     folder, away = tmp_path / "archive" / "t-0", tmp_path / "away"
@@ -156,7 +156,7 @@ def test_drawn_nights(tmp_path, seed):
             assert check_sums(tmp_path, ()).bytes_read == 0  # entries of any cuts tell what those without would
 
 
-def test_sums_count_while_all_of_their_segments_do(tmp_path):
+def test_sums_are_used_only_if_all_their_segments_are_unchanged(tmp_path):
     """New segments of a log are read alone; after the loss of one, or with a new cut, the others are read again."""
     text = "a=1 b=1 | a=2 || a=3 || b=2 a=4"
     logs = write_partition(tmp_path / "archive" / "t-0", text).logs
@@ -176,7 +176,7 @@ def test_sums_count_while_all_of_their_segments_do(tmp_path):
     assert check_sums(tmp_path, (3,)).bytes_read == 0
 
 
-def test_the_tables_of_an_earlier_version_are_read_again(tmp_path):
+def test_tables_of_an_earlier_version_are_replaced(tmp_path):
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     write_partition(archive / "t-0", "a=1 b=1 || c=1")
     found = audit(archive, audits)

@@ -80,7 +80,7 @@ def table_rows(audits: Path, table: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nights(spark: Any, tmp_path: Path, kind: str) -> None:
+def test_results_of_later_audits_equal_a_new_audit(spark: Any, tmp_path: Path, kind: str) -> None:
     run, table = KINDS[kind]
     write_log(tmp_path / "a" / "__consumer_offsets-0", [[commit("g", "t", 0, 3), commit("g", "t", 1, 1)]])
     texts = dict(FIRST)
@@ -115,7 +115,7 @@ def without_trend(value: Any) -> Any:
     return {name: each for name, each in value.items() if name != "trend"} if isinstance(value, dict) else value
 
 
-def test_a_lost_result_is_computed_again(spark: Any, tmp_path: Path) -> None:
+def test_missing_result_is_computed_again(spark: Any, tmp_path: Path) -> None:
     for name, text in FIRST.items():
         write_partition(tmp_path / name, text)
     audits = tmp_path / "audits"

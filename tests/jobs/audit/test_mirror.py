@@ -48,7 +48,7 @@ def test_unreadable_records_are_unknown(spark, tmp_path):
     assert report.bytes_read == 0  # both were read before
 
 
-def test_a_missing_segment_makes_absences_unknown_too(spark, tmp_path):
+def test_missing_segment_makes_absent_keys_unknown(spark, tmp_path):
     for name in ("whole", "gap"):
         write_partition(tmp_path / name / "t-0", "a=1 | a=2 || b=1 || c=1")
     for path in files_in(tmp_path / "gap" / "t-0", "00000000000000000002.*"):
@@ -60,7 +60,7 @@ def test_a_missing_segment_makes_absences_unknown_too(spark, tmp_path):
     assert kinds(accepted) == {"b": "missing"}
 
 
-def test_generations_archives_and_names(spark, tmp_path, capsys):
+def test_generations_and_renamed_topics_are_compared(spark, tmp_path, capsys):
     """A compacted generation is an equal copy; another archive has the topic by another name, and topics of its own."""
     place = Place(tmp_path, capsys)
     place.write("a=1 b=1 | a=2 c=1 || c=- d=1 || e=1")
@@ -84,7 +84,7 @@ def test_generations_archives_and_names(spark, tmp_path, capsys):
     assert json.loads(json.dumps(report.to_json()))["job"] == "audit mirror"
 
 
-def test_one_archive_with_both_and_other_counts_of_partitions(spark, tmp_path):
+def test_original_and_mirror_in_one_archive_with_different_partition_counts(spark, tmp_path):
     write_partition(tmp_path / "both" / "t-0", "a=1 a=2 b=1")
     write_partition(tmp_path / "both" / "t-1", "c=1~1700000000007 d=1~1700000000008")
     write_partition(
@@ -99,7 +99,7 @@ def test_one_archive_with_both_and_other_counts_of_partitions(spark, tmp_path):
     assert (again.exit_code, again.stretches_read) == (0, 0)
 
 
-def test_a_topic_that_the_copy_lacks(spark, tmp_path):
+def test_topic_missing_in_the_copy_is_reported(spark, tmp_path):
     for name in ("a/t-0", "a/u-0", "b/t-0", "a/mm2-offset-syncs.B.internal-0"):
         write_partition(tmp_path / name, "k=1 -=2")
     report = audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits")
@@ -124,7 +124,7 @@ WRONG = {
 }
 
 
-def test_a_generation_against_its_archive(spark, tmp_path, monkeypatch):
+def test_mirror_compares_a_generation_with_its_archive(spark, tmp_path, monkeypatch):
     """`verify` compares with the generation before; this finds what an earlier run lost."""
     settings = {"defaults": COMPACT | {"delete.retention.ms": 24 * HOUR}, "job": {"engine": "threads"}}
     lab = Lab(None, tmp_path, settings)

@@ -25,7 +25,7 @@ PROBLEM = Problem("crc", "orders-0/00000000000000000000.log", 61, "1", "2")
         (["orders=items", r"A\.orders=orders"], {"orders": "items", "A.orders": "orders"}),
     ],
 )
-def test_names(renames, names):
+def test_rename_patterns_map_names(renames, names):
     topics = {"A.orders", "orders", "users"}
     if names is None:  # the last = counts
         assert Rename.of(renames[0]) == Rename("A.*=x", "y")
@@ -34,12 +34,12 @@ def test_names(renames, names):
 
 
 @pytest.mark.parametrize("text", ["", "=", "=x", "orders", "(=x", r"a=\1", r"a=\g<b>"])
-def test_bad_patterns(text):
+def test_malformed_rename_patterns_are_refused(text):
     with pytest.raises(UsageError, match="--rename"):
         Rename.of(text)
 
 
-def test_two_topics_cannot_become_one():
+def test_two_topics_with_one_renamed_name_are_refused():
     with pytest.raises(UsageError, match=r"topics A\.orders and orders of B would both be orders"):
         names_in_a({"A.orders", "orders"}, [Rename(r"(A\.)?(.*)", r"\2")])
 
@@ -56,11 +56,11 @@ def test_two_topics_cannot_become_one():
         ("home/me@work/archive", AuditSource("home/me@work/archive")),
     ],
 )
-def test_sides(text, source):
+def test_archive_and_generation_are_parsed_from_text(text, source):
     assert audit_side(text) == source
 
 
-def test_archives_need_a_place_for_tables():
+def test_audit_of_an_archive_requires_a_folder_for_tables():
     with pytest.raises(UsageError, match="--audits STORE"):
         AuditMirrorOptions("a", "b").validate()
     assert AuditMirrorOptions("a", "b@2").b == AuditSource(store="b", generation=2)
@@ -73,7 +73,7 @@ def pair() -> Pair:
     return found
 
 
-def test_problems_are_those_of_their_side():
+def test_problems_name_the_archive_that_has_them():
     found = Gathered()
     for place in (("a", "orders", 1), ("b", "A.orders", 0), ("b", "orders", 1), ("a", "others", 0), ("c", "orders", 2)):
         found.problems[place].append(PROBLEM)

@@ -17,7 +17,7 @@ SEEDS = range(10_000, 13_000)
 
 
 @pytest.mark.slow
-def test_changes_by_mirrors_and_cleaners_are_no_finding():
+def test_changes_by_mirrors_and_cleaners_are_not_reported():
     for seed in SEEDS:
         log = draw(seed, changes=False, behind=False, repeats=False)
         kinds = judge(log.a, log.b)
@@ -25,7 +25,7 @@ def test_changes_by_mirrors_and_cleaners_are_no_finding():
         assert not without_key(log.a, log.b), seed
 
 
-def test_a_mirror_that_is_behind_has_no_other_findings():
+def test_lagging_mirror_has_no_other_findings():
     """Extra is a key that A has deleted, and dropped with its tombstone, which B does not know yet."""
     kinds = Counter()
     for seed in SEEDS:
@@ -67,7 +67,7 @@ def test_continuing_group_loses_no_record(changes):
     assert (seen["taken for dropped"] > 0) == changes
 
 
-def test_no_more_is_read_again_than_must_be():
+def test_continuing_group_rereads_only_required_records():
     """Copies without repeats, of records that differ from one another: the offset is exact."""
     seen = Counter()
     for seed in SEEDS:

@@ -72,7 +72,7 @@ def job(monkeypatch):
     signal.signal(signal.SIGTERM, previous)
 
 
-def test_compact_takes_every_option_of_its_contract(job, capsys, tmp_path):
+def test_compact_accepts_every_documented_option(job, capsys, tmp_path):
     config = tmp_path / "c.toml"
     config.write_text('[topics."o-*"]\n"cleanup.policy" = "compact"\n')
     code = cli.main(
@@ -100,7 +100,7 @@ def test_compact_takes_every_option_of_its_contract(job, capsys, tmp_path):
     )
 
 
-def test_text_is_the_default_and_now_is_the_clock(job, capsys):
+def test_default_output_is_text_and_default_time_is_the_clock(job, capsys):
     assert cli.main(["compact", "A", "--store", "S"]) == 0
     assert capsys.readouterr().out == "kept 3\n"
     assert job.seen[0].now_ms > 1_700_000_000_000
@@ -136,7 +136,7 @@ SELECTING = ["--topics", "a", "--topics=b,c*", "--exclude", "c1", "--exclude", "
     ],
     ids=lambda words: words[0],
 )
-def test_a_repeated_option_for_topics_counts_each_time(job, tmp_path, words):
+def test_repeated_topics_option_adds_patterns(job, tmp_path, words):
     (tmp_path / "list").write_text("e\n")
     assert cli.main([*words, *SELECTING, "--topics-from", str(tmp_path / "list")]) == 0
     assert job.seen[0].topics == TopicFilter(("a", "b", "c*", "e"), ("c1", "d"))
@@ -150,7 +150,7 @@ ALONE = {name: command for name, command in cli.lastkey.commands.items() if name
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_any_other_option_that_is_repeated_is_a_mistake(job, capsys, name):
+def test_repeating_any_other_option_is_a_usage_error(job, capsys, name):
     """click would silently use the last value."""
     params = ALONE[name].params
     once = [p.opts[0] for p in params if p.param_type_name == "option" and not p.is_flag and not p.multiple]
@@ -186,7 +186,7 @@ def test_a_shell_completes_options_again_that_may_be_repeated(monkeypatch, capsy
         assert capsys.readouterr().out.split() == [f"plain,{option}" for option in completed]
 
 
-def test_a_policy_needs_topics_and_not_only_what_is_left_out(job, capsys):
+def test_cleanup_policy_requires_topics_and_not_only_exclude(job, capsys):
     words = ["compact", "A", "--store", "S", "--cleanup-policy", "compact"]
     assert cli.main([*words, "--exclude", "a"]) == errors.USAGE
     assert "needs --topics" in capsys.readouterr().err
@@ -239,7 +239,7 @@ def test_json_error_has_the_hint_as_a_field(capsys, tmp_path, words, expected, h
         (["compress"], "No such command"),
     ],
 )
-def test_wrong_usage_is_exit_code_2_on_one_line_and_in_json(job, capsys, arguments, said):
+def test_usage_error_has_exit_code_2_one_line_and_json(job, capsys, arguments, said):
     assert cli.main([*arguments, "--json"]) == errors.USAGE
     out, err = capsys.readouterr()
     assert said in err
@@ -250,7 +250,7 @@ def test_wrong_usage_is_exit_code_2_on_one_line_and_in_json(job, capsys, argumen
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_the_reports_exit_code_comes_through(job, code):
+def test_command_returns_the_exit_code_of_the_report(job, code):
     job.outcome = _Report(code)
     assert cli.main(["compact", "A", "--store", "S"]) == code
 
@@ -311,7 +311,7 @@ _NO_DAEMON = (
         (TerminatedError(), 143, "terminated"),
     ],
 )
-def test_each_error_has_its_exit_code_and_only_a_defect_a_traceback(job, capsys, raised, code, said):
+def test_each_error_has_its_exit_code_and_only_a_defect_has_a_traceback(job, capsys, raised, code, said):
     job.outcome = raised
     assert cli.main(["compact", "A", "--store", "S", "--json"]) == code
     out, err = capsys.readouterr()
@@ -338,7 +338,7 @@ def test_interrupted_run_reports_finished_work(job, capsys, kind, code, said):
     assert capsys.readouterr().out == "kept 3\n"
 
 
-def test_a_full_disk_is_named_with_its_free_space(job, capsys, tmp_path):
+def test_full_disk_error_names_the_disk_and_its_free_space(job, capsys, tmp_path):
     """By the path of the error, of Spark's text of it, or of what the command writes to."""
     store = str(tmp_path / "not" / "there")
     words = ["compact", "A", "--store", store, "--json"]
@@ -356,7 +356,7 @@ def test_a_full_disk_is_named_with_its_free_space(job, capsys, tmp_path):
         assert "If the store has a generation, vacuum" in error["hint"]
 
 
-def test_spark_s_local_folders_are_among_the_places_of_a_full_disk(job, capsys, tmp_path, monkeypatch):
+def test_full_disk_error_names_local_folders_of_spark(job, capsys, tmp_path, monkeypatch):
     """Spark's text names no file of its own; the fullest disk of all that are written to is meant."""
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"--conf 'spark.local.dir={tmp_path / 'a b'},/c' pyspark-shell")
     assert session.local_folders() == [str(tmp_path / "a b"), "/c"]
@@ -378,7 +378,7 @@ def test_disk_without_inodes_is_reported_as_full(job, capsys, tmp_path, monkeypa
     assert json.loads(capsys.readouterr().out)["error"]["found"] == "No space left on device, no inode free"
 
 
-def test_progress_is_shown_when_asked_for_and_never_on_stdout(job, capsys):
+def test_progress_is_shown_on_request_and_never_on_stdout(job, capsys):
     cli.main(["compact", "A", "--store", "S", "--progress", "--json"])
     out, err = capsys.readouterr()
     assert "phase" in err
@@ -387,7 +387,7 @@ def test_progress_is_shown_when_asked_for_and_never_on_stdout(job, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_sparks_options_end_at_the_jobs_name():
+def test_options_of_spark_end_at_the_name_of_the_job():
     split = submit.split_arguments
     assert split(["compact", "A", "--conf", "x"]) == ([], ["compact", "A", "--conf", "x"])
     spark = ["--master", "local[2]", "--conf", "a=b c", "--verbose", "--name=compact", "--name", "compact"]
@@ -413,7 +413,7 @@ def test_a_misplaced_or_unknown_option_is_refused_without_a_session(job, capsys,
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])
-def test_help_of_the_group_cuts_no_description(columns, monkeypatch, capsys):
+def test_group_help_shows_complete_descriptions(columns, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", columns)
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
@@ -423,7 +423,7 @@ def test_help_of_the_group_cuts_no_description(columns, monkeypatch, capsys):
         assert command.short_help.replace("- ", "-") in words.replace("- ", "-")
 
 
-def test_the_users_settings_win_and_lists_are_joined(tmp_path):
+def test_settings_of_the_user_override_defaults_and_lists_are_joined(tmp_path):
     (tmp_path / "spark-defaults.conf").write_text("# mine\nspark.ui.enabled = true\nspark.driver.memory 9g\n")
     user = submit.user_options(
         ["--master", "yarn", "--conf", "spark.x=1", "--packages", "g:a:1", "--driver-memory", "4g"],
@@ -453,7 +453,7 @@ def test_ctrl_c_in_a_call_to_the_jvm_has_no_traceback(error, lines, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_no_defect(closed, tmp_path):
+def test_closed_standard_streams_cause_no_error(closed, tmp_path):
     """As some launchers start what they start; the first file that is opened would get the number of such a stream."""
     store = tmp_path / "store"
     words = ["compact", ROOT / "examples" / "archive", "--store", store, "--topics", "prices", "--cleanup-policy"]
@@ -466,7 +466,7 @@ def test_closed_streams_are_no_defect(closed, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_command_loads_each_kernel_once_and_no_compiler(tmp_path):
+def test_command_loads_each_kernel_once_and_no_compiler(tmp_path):
     config = ["--config", ROOT / "examples" / "topics.toml"]
     words = ["compact", ROOT / "examples" / "archive", *config, "--engine", "threads", "--store"]
     code = """if True:
@@ -496,7 +496,7 @@ def test_properties_are_read_as_spark_reads_them(tmp_path, given):
     assert user.conf == read
 
 
-def test_table_of_a_report():
+def test_report_table_has_aligned_columns():
     columns = TextTable("rows", "partition state records:kept of.n_bytes:size at_ms share none", total="partition")
     rows = [
         {"topic": "a", "partition": 0, "state": "uncleanable", "of": None, "none": 0},
@@ -538,7 +538,7 @@ def test_help_starts_no_jvm(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["threads", "spark"])
-def test_no_file_in_an_archive_is_code(tmp_path, engine):
+def test_python_files_of_an_archive_are_not_imported(tmp_path, engine):
     """The folder where the command runs: Python looks there for modules first, and so do Spark's workers."""
     archive, executed = tmp_path / "archive", tmp_path / "executed"
     shutil.copytree(ROOT / "examples" / "archive", archive)
@@ -562,7 +562,7 @@ def _needs_spark(folder):
 
 
 @pytest.mark.slow
-def test_no_java_is_exit_code_5_and_says_what_to_install(tmp_path):
+def test_missing_java_has_exit_code_5_and_names_the_package(tmp_path):
     done = _script(*_needs_spark(tmp_path), JAVA_HOME=str(tmp_path / "none"))
     assert done.returncode == errors.ENVIRONMENT, done.stderr
     assert "apt install openjdk-17" in done.stderr
@@ -578,7 +578,7 @@ def test_an_old_java_is_refused(tmp_path):
     assert "Java 8" in done.stderr
 
 
-def test_missing_environment_is_exit_code_5(tmp_path):
+def test_missing_environment_has_exit_code_5(tmp_path):
     done = _script("--help", LASTKEY_VENV=str(tmp_path))
     assert done.returncode == errors.ENVIRONMENT
     assert "LASTKEY_VENV" in done.stderr
@@ -604,7 +604,7 @@ SECRET_ARGUMENTS = [
 
 
 @pytest.mark.parametrize("words", SECRET_ARGUMENTS, ids=lambda words: words[0])
-def test_credentials_in_a_uri_are_an_error_that_repeats_none_of_them(words, capsys):
+def test_error_for_credentials_in_a_uri_does_not_repeat_them(words, capsys):
     assert cli.main(words) == errors.USAGE
     out, err = capsys.readouterr()
     assert "without credentials" in err
@@ -614,7 +614,7 @@ def test_credentials_in_a_uri_are_an_error_that_repeats_none_of_them(words, caps
         assert json.loads(out)["error"]["exit_code"] == errors.USAGE
 
 
-def test_a_key_that_is_looked_for_may_look_like_one(capsys):
+def test_key_argument_may_look_like_a_uri_with_credentials(capsys):
     for words in (["--key", "http://me:hush@host"], ["--key=http://me:hush@host"]):
         assert cli.main(["inspect", str(ROOT / "examples/archive/orders-0"), *words]) == errors.DONE
     assert capsys.readouterr().err == ""
@@ -629,7 +629,7 @@ def test_a_key_that_is_looked_for_may_look_like_one(capsys):
     ],
     ids=lambda words: words[0],
 )
-def test_words_that_are_no_utf_8_are_a_mistake_and_no_bug(words, capsys):
+def test_arguments_that_are_not_utf8_are_a_usage_error(words, capsys):
     assert cli.main([*words, "--json"]) == errors.USAGE
     out, err = capsys.readouterr()
     assert "\\xff" in json.loads(out)["error"]["message"]
@@ -640,7 +640,7 @@ def test_words_that_are_no_utf_8_are_a_mistake_and_no_bug(words, capsys):
 @pytest.mark.parametrize(
     "words", [["lookup", "--offset", "5"], ["lookup", "--offset", "5", "--json"], ["inspect"], ["inspect", "--json"]]
 )
-def test_full_stdout_is_reported_as_stdout(words):
+def test_write_failure_of_stdout_is_reported_as_stdout(words):
     """The error names no other disk that has free space. The same holds with --json."""
     given = [words[0], "examples/archive" + "/orders-0" * (words[0] == "inspect"), *words[1:]]
     with Path("/dev/full").open("wb") as full:
@@ -678,7 +678,7 @@ def test_full_stdout_is_reported_as_stdout(words):
         ),
     ],
 )
-def test_a_spark_that_gives_up_or_is_ended_is_reported_in_one_line(job, capsys, text, said):
+def test_spark_failure_or_termination_is_a_one_line_error(job, capsys, text, said):
     """As those of clusters do in tests/jobs/spark/test_yarn.py."""
     job.outcome = RuntimeError(f"Job aborted\n{text}")
     assert cli.main(["verify", "A"]) == errors.ENVIRONMENT
@@ -711,7 +711,7 @@ def test_a_spark_that_gives_up_or_is_ended_is_reported_in_one_line(job, capsys, 
         ),
     ],
 )
-def test_a_worker_that_cannot_run_our_code_is_reported_in_one_line(job, capsys, text, said):
+def test_worker_that_cannot_import_lastkey_is_a_one_line_error(job, capsys, text, said):
     job.outcome = RuntimeError(f"Job aborted\n{text}")
     assert cli.main(["verify", "A"]) == errors.ENVIRONMENT
     [line] = capsys.readouterr().err.splitlines()
@@ -719,7 +719,7 @@ def test_a_worker_that_cannot_run_our_code_is_reported_in_one_line(job, capsys, 
     assert "PYSPARK_PYTHON" in line
 
 
-def test_module_missing_in_this_process_is_not_blamed_on_workers(job, capsys):
+def test_module_missing_in_the_driver_is_not_reported_for_workers(job, capsys):
     job.outcome = ModuleNotFoundError("No module named 'x'")
     assert cli.main(["verify", "A"]) == errors.UNEXPECTED
     assert "workers" not in capsys.readouterr().err

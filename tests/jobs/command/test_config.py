@@ -13,7 +13,7 @@ from tests.builders.logs import write_partition
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
 
-def test_defaults_are_kafkas():
+def test_default_settings_equal_those_of_kafka():
     settings = load_config(None).topic_settings("any")
     assert settings.cleanup_policy == ("delete",)
     assert not settings.compacts
@@ -23,14 +23,14 @@ def test_defaults_are_kafkas():
     assert not settings.named
 
 
-def test_the_shipped_file_names_every_setting_at_its_default():
+def test_shipped_file_has_every_setting_with_its_default():
     config = load_config(CONF / "cleaner.toml")
     assert config.topic_settings("any") == TopicSettings()
     assert config.job == JobSettings()
     assert set(config.defaults) | {"named"} == set(TopicSettings.__dataclass_fields__)
 
 
-def test_the_shipped_example():
+def test_shipped_example_sets_policies_of_topics():
     config = load_config(CONF / "topics.example.toml")
     assert config.topic_settings("orders-eu").compacts
     assert not config.topic_settings("orders-audit").compacts
@@ -38,7 +38,7 @@ def test_the_shipped_example():
     assert config.topic_settings("other").delete_retention_ms == 172_800_000
 
 
-def test_exact_name_wins_over_globs_and_later_globs_over_earlier():
+def test_exact_name_overrides_globs_and_later_globs_override_earlier():
     config = parse_config(
         {
             "defaults": {"segment.bytes": 1000},
@@ -55,14 +55,14 @@ def test_exact_name_wins_over_globs_and_later_globs_over_earlier():
     assert not config.topic_settings("b").named
 
 
-def test_policy_list_and_string_mean_the_same():
+def test_policy_as_list_and_as_string_are_equal():
     for value in ("compact,delete", ["delete", "compact"], "delete, compact"):
         settings = parse_config({"defaults": {"cleanup.policy": value}}).topic_settings("t")
         assert settings.compacts
         assert settings.expires
 
 
-def test_the_smallest_index_that_kafka_allows_is_no_fault_of_a_log(tmp_path):
+def test_smallest_index_size_of_kafka_is_accepted(tmp_path):
     write_partition(tmp_path / "archive" / "t-0", "a=1 | b=1 || a=2 | c=1")
     settings = tmp_path / "settings.toml"
     settings.write_text('[defaults]\n"cleanup.policy" = "compact"\n"segment.index.bytes" = 4\n')
@@ -72,7 +72,7 @@ def test_the_smallest_index_that_kafka_allows_is_no_fault_of_a_log(tmp_path):
     assert cli.main(["verify", archive, *config]) == DONE
 
 
-def test_unquoted_dotted_keys_mean_the_same():
+def test_unquoted_and_quoted_dotted_keys_are_equal():
     assert parse_config({"defaults": {"segment": {"bytes": 77}}}).topic_settings("t").segment_bytes == 77
 
 
@@ -85,7 +85,7 @@ def test_unquoted_dotted_keys_mean_the_same():
         ({"default": {}}, "defaults"),
     ],
 )
-def test_an_unknown_name_brings_the_nearest(tables, near):
+def test_error_for_an_unknown_name_suggests_the_nearest(tables, near):
     with raises_kind(UNKNOWN_SETTING, match=f"did you mean {near}") as raised:
         parse_config(tables, "my.toml")
     assert raised.value.exit_code == 2
@@ -106,13 +106,13 @@ def test_an_unknown_name_brings_the_nearest(tables, near):
         ("job", "wave.partitions", 0, "from 1"),
     ],
 )
-def test_a_bad_value_brings_what_is_allowed(table, setting, value, allowed):
+def test_error_for_a_bad_value_lists_allowed_values(table, setting, value, allowed):
     with raises_kind(BAD_SETTING, match=allowed) as raised:
         parse_config({table: {setting: value}})
     assert repr(value) in str(raised.value)
 
 
-def test_lags_that_contradict_each_other_are_refused_at_once():
+def test_contradicting_lags_are_refused_when_read():
     with raises_kind(BAD_SETTING, match=r"at most max\.compaction\.lag\.ms"):
         parse_config({"topics": {"a*": {"min.compaction.lag.ms": 2, "max.compaction.lag.ms": 1}}})
 
@@ -130,7 +130,7 @@ def test_invalid_toml_error_has_line_and_column(tmp_path, text, where):
         load_config(tmp_path / "bad.toml")
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_settings_files_are_refused(tmp_path):
     with raises_kind(CONFIG_FILE, match="no such file"):
         load_config(tmp_path / "absent.toml")
     (tmp_path / "bad.toml").write_text("[defaults\n")
@@ -141,7 +141,7 @@ def test_files_that_cannot_be_read(tmp_path):
         load_config(tmp_path / "bytes.toml")
 
 
-def test_now_is_epoch_milliseconds_and_seconds_are_refused():
+def test_now_option_accepts_epoch_milliseconds_and_refuses_seconds():
     assert check_now_ms(1_700_000_000_000) == 1_700_000_000_000
     assert check_now_ms(None) > 1_700_000_000_000
     with raises_kind(BAD_NOW, match="did you mean 1700000000000"):

@@ -114,7 +114,7 @@ def _both(name: str, option: str, words: list[str], arguments: dict[str, Any]) -
 @pytest.mark.parametrize("which", OPTIONS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(word=WORDS)
-def test_the_command_line_and_python_take_and_refuse_the_same_values(which: str, word: str) -> None:
+def test_command_line_and_python_accept_and_refuse_the_same_values(which: str, word: str) -> None:
     name, value = OPTIONS[which]
     words, arguments = _required(name, value.name)
     if value.kind.is_flag:
@@ -130,7 +130,7 @@ def test_the_command_line_and_python_take_and_refuse_the_same_values(which: str,
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_functions_documentation_has_every_parameter(name: str) -> None:
+def test_docstring_of_a_function_has_every_parameter(name: str) -> None:
     told = COMMANDS[name].function.__doc__
     assert all(re.search(rf"^    {value.name}: ", told, re.MULTILINE) for value in COMMANDS[name].values
                if hasattr(COMMANDS[name].options, value.name))  # fmt: skip
@@ -149,7 +149,7 @@ def _rows(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_shows_the_usual_options_and_help_all_every_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_shows_common_options_and_help_all_shows_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usual, everything = (_help(name, option, monkeypatch) for option in ("--help", "--help-all"))
     assert len(_rows(usual)) <= MOST_IN_HELP
     assert set(_rows(everything)) == {v.flag for v in COMMANDS[name].values if not (v.argument or v.common)}
@@ -161,7 +161,7 @@ def test_help_shows_the_usual_options_and_help_all_every_one(name: str, monkeypa
     assert ", ".join(common) in " ".join(everything.split())
 
 
-def test_there_are_not_too_many_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_options_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted as a user sees them: those of each --help-all, and those of every command once."""
     of_commands = [row for name in COMMANDS for row in _rows(_help(name, "--help-all", monkeypatch))]
     common = _rows(_help("", "--help", monkeypatch).partition("Options of every command")[2])
@@ -172,12 +172,12 @@ def test_there_are_not_too_many_options(monkeypatch: pytest.MonkeyPatch) -> None
 # -- the page
 
 
-def test_the_settings_file_is_made_from_the_declarations() -> None:
+def test_settings_file_is_generated_from_the_declarations() -> None:
     text = option_tables.SETTINGS_FILE.read_text(encoding="utf-8")
     assert text == option_tables.settings_file(), "python -m docs.option_tables writes it"
 
 
-def test_the_man_page_is_made_from_the_declarations_and_is_what_groff_reads() -> None:
+def test_man_page_is_generated_from_the_declarations_and_valid_for_groff() -> None:
     text = man_page.man_page()
     assert man_page.PAGE.read_text(encoding="utf-8") == text, "python -m docs.man_page writes it"
     sections = re.findall(r"^\.SH (.*)$", text, re.MULTILINE)

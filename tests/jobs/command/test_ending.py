@@ -72,7 +72,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_metrics_of_a_compaction(place: Place) -> None:
+def test_compaction_writes_its_metrics(place: Place) -> None:
     assert place.compact() == DONE
     first = place.samples()
     assert first["lastkey_run_exit_code", ""] == DONE
@@ -95,7 +95,7 @@ def test_metrics_of_a_compaction(place: Place) -> None:
     assert [path.name for path in place.metrics.parent.iterdir() if path.name.startswith(".")] == []
 
 
-def test_failed_run_is_reported(place: Place, tmp_path: Path) -> None:
+def test_failed_run_writes_its_exit_code_to_the_metrics(place: Place, tmp_path: Path) -> None:
     write_partition(tmp_path / "archive" / "t-0", "a=1||")
     assert place.compact("--topics", "other") == USAGE
     found = place.samples()
@@ -103,7 +103,7 @@ def test_failed_run_is_reported(place: Place, tmp_path: Path) -> None:
     assert ("lastkey_last_success_timestamp_seconds", "") not in found
 
 
-def test_every_job_that_has_the_option_writes_it(place: Place, tmp_path: Path) -> None:
+def test_every_job_with_the_metrics_option_writes_the_file(place: Place, tmp_path: Path) -> None:
     assert place.compact() == DONE
     store, archive = str(place.store), str(place.archive)
     jobs = (
@@ -135,7 +135,7 @@ def test_metrics_file_in_an_archive_or_store_is_refused(
     assert "--metrics-file" in capsys.readouterr().err
 
 
-def test_no_file_of_another_kind_is_replaced(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_of_another_kind_is_not_replaced(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same holds for an archive and a store of which the command has no name."""
     assert place.compact() == DONE
     other, others = tmp_path / "other" / "archive", tmp_path / "other" / "store"
@@ -174,20 +174,20 @@ def test_an_empty_file_and_metrics_of_other_runs_are_replaced(place: Place, caps
     assert place.samples()["lastkey_run_exit_code", ""] == DONE
 
 
-def test_a_file_that_changed_during_the_run_stays(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_changed_during_the_run_is_kept(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     with at_step("wave planned", lambda: place.metrics.write_text("of another program")):
         assert place.compact() == DONE
     assert place.metrics.read_text() == "of another program"
 
 
-def test_a_folder_that_is_missing_is_a_note(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_folder_is_a_note(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.metrics = place.metrics.parent / "none" / "lastkey.prom"
     assert place.compact() == DONE
     said = f"--metrics-file: {place.metrics}: expected a folder {place.metrics.parent}, found none"
     assert f"note: not written: {said}" in capsys.readouterr().err
 
 
-def test_runs_show_the_newest_run_of_each_job(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_of_runs_have_the_newest_run_of_each_job(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.compact()
     place.add_damaged()
     place.compact()
@@ -202,7 +202,7 @@ def test_runs_show_the_newest_run_of_each_job(place: Place, capsys: pytest.Captu
     assert len(re.findall("^lastkey_last_success_timestamp_seconds{", text, re.MULTILINE)) == 2
 
 
-def test_names_with_quotes_and_line_ends_stay_whole() -> None:
+def test_names_with_quotes_and_line_ends_are_escaped() -> None:
     store = 'a"b\\c\nd\udcff'
     text = openmetrics([RunMetrics({"command": "compact", "store": store}, 1000, 3500, 0, 3.5, {"problems": {"x": 2}})])
     for families in (open_families, plain_families):
@@ -214,7 +214,7 @@ def test_names_with_quotes_and_line_ends_stay_whole() -> None:
 # -- what is in examples/monitoring
 
 
-def test_every_metric_that_the_examples_name_is_written() -> None:
+def test_every_metric_of_the_examples_is_written() -> None:
     rules = yaml.safe_load((ROOT / "examples/monitoring/alerts.yml").read_text())
     dashboard = json.loads((ROOT / "examples/monitoring/dashboard.json").read_text())
     asked = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
@@ -277,7 +277,7 @@ def _noted(err: str) -> list[str]:
     return [line for line in err.splitlines() if line.startswith("note: --notify")]
 
 
-def test_a_summary_is_posted(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_is_posted_to_the_url(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.add_damaged()
     with answering(204) as (url, posted):
         assert place.compact("--notify", url) == PROBLEMS
@@ -293,7 +293,7 @@ def test_a_summary_is_posted(place: Place, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("code", [500, 404, 302, 307])
-def test_an_answer_that_is_no_success_is_a_note(place: Place, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_response_with_an_error_status_is_a_note(place: Place, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     with answering(204) as (elsewhere, elsewhere_posted), answering(code, location=elsewhere) as (url, posted):
         assert place.compact("--notify", url) == DONE
     assert (len(posted), elsewhere_posted) == (1, [])
@@ -303,7 +303,7 @@ def test_an_answer_that_is_no_success_is_a_note(place: Place, code: int, capsys:
     assert "secret-token" not in err
 
 
-def test_a_server_that_does_not_answer_is_waited_for_only_so_long(
+def test_unresponsive_server_ends_in_a_timeout(
     place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "PATIENCE", 0.3)
@@ -312,7 +312,7 @@ def test_a_server_that_does_not_answer_is_waited_for_only_so_long(
     assert len(_noted(capsys.readouterr().err)) == 1
 
 
-def test_missing_server_is_a_note(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_connection_is_a_note(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:  # bound, without a listener
         taken.bind(("127.0.0.1", 0))
         assert place.compact("--notify", f"http://127.0.0.1:{taken.getsockname()[1]}/secret") == DONE
@@ -324,16 +324,14 @@ def test_missing_server_is_a_note(place: Place, capsys: pytest.CaptureFixture[st
     "url",
     ["file:///etc/passwd", "hooks.example.com", "http://", "http://me:pw@host/", "http://h:x/", "http://h/a b", ""],
 )
-def test_a_url_that_nothing_can_be_posted_to_is_wrong_usage(
-    place: Place, url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_notify_url_is_a_usage_error(place: Place, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert place.compact("--notify", url) == USAGE
     captured = capsys.readouterr()
     assert "pw" not in captured.err + captured.out
     assert not place.store.exists()
 
 
-def test_a_post_is_never_long(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_posted_summary_is_limited_in_size(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "MOST_BYTES", 100)
     place.add_damaged()
     with answering(204) as (url, posted):

@@ -23,7 +23,7 @@ from tests.builders.errors import raises_kind
 @pytest.mark.parametrize(
     ("text", "numbers"), [("3", range(3, 4)), ("3-5", range(3, 6)), (" 0 - 0 ", range(1)), ("07", range(7, 8))]
 )
-def test_lists_and_ranges_of_numbers_are_read(text, numbers):
+def test_lists_and_ranges_of_numbers_are_parsed(text, numbers):
     assert parse_numbers(text) == numbers
 
 
@@ -47,7 +47,7 @@ def test_malformed_spans_are_refused(text):
         parse_span("--offset", text, int)
 
 
-def test_a_span_that_ends_before_it_begins():
+def test_span_with_its_end_before_its_start_is_refused():
     """Such a span would silently match nothing. An empty span is allowed, because a script may compute one."""
     assert parse_span("--offset", "5..5", int) == (5, 5)
     with pytest.raises(UsageError, match=r"^--offset: expected a FROM that is not after TO, found '10\.\.5'"):
@@ -64,12 +64,12 @@ def test_invalid_time_in_a_span_is_explained():
     ("text", "key"),
     [("0x6162", b"ab"), ("0x", b""), ("0x616", b"0x616"), ("0X61", b"0X61"), ("", b""), ("é", "é".encode())],
 )
-def test_a_key_is_text_or_hexadecimal(text, key):
+def test_keys_are_parsed_as_text_or_hexadecimal(text, key):
     assert parse_key(text) == key
 
 
 @pytest.mark.parametrize(("text", "ms"), [("-5", -5), (f"{MAX_LONG}", MAX_LONG), ("1970-01-01T00:00:01Z", 1000)])
-def test_a_time_is_read_as_epoch_milliseconds(text, ms):
+def test_times_are_parsed_as_epoch_milliseconds(text, ms):
     assert parse_time(text) == ms
 
 
@@ -109,7 +109,7 @@ def test_malformed_globs_are_refused(given, said):
     assert said in str(error.value)
 
 
-def test_topics_of_options_and_files(tmp_path):
+def test_topics_of_options_and_files_are_joined(tmp_path):
     (tmp_path / "one").write_text("\ufeff# ours\r\nb\r\n\r\n  c*  # theirs\r\n", encoding="utf-8")
     (tmp_path / "two").write_text("d")
     files = [str(tmp_path / "one"), str(tmp_path / "two")]
@@ -130,7 +130,7 @@ def test_topics_of_options_and_files(tmp_path):
         (b"\xff\n", "found bytes that are"),
     ],
 )
-def test_a_file_that_names_no_topic(tmp_path, content, found):
+def test_file_without_a_topic_is_refused(tmp_path, content, found):
     path = tmp_path / "list"
     if content is not None:
         path.write_bytes(content)
@@ -149,23 +149,23 @@ def test_a_file_that_names_no_topic(tmp_path, content, found):
         (TopicFilter(("users",), ("us*",)), r"^no topic of A is left: us\* leaves out all of users$"),
     ],
 )
-def test_topics_that_are_not_there(wanted, said):
+def test_patterns_without_a_match_are_refused(wanted, said):
     with pytest.raises(UsageError, match=said):
         check_topics(wanted, ["users", "orders"], "A")
     check_topics(wanted, [], "A")  # nothing is known of any
 
 
-def test_topics_that_are_there():
+def test_patterns_with_a_match_are_accepted():
     for wanted in (EVERY_TOPIC, TopicFilter(("u*", "orders")), TopicFilter(exclude=("__*", "users"))):
         check_topics(wanted, ["users", "orders"], "A")
 
 
-def test_text_is_no_filter():
+def test_topic_filter_refuses_a_plain_string():
     """Each letter of the text would be a glob, and a * would select every topic."""
     with pytest.raises(TypeError, match=r"found 'users\*'"):
         TopicFilter("users*")
 
 
-def test_the_nearest_of_several():
+def test_error_suggests_the_nearest_of_several_names():
     assert nearest(["usres", "ordrs"], ["users", "orders", "clicks"]) == "did you mean users or orders?"
     assert nearest("x", ["users", "orders"]) == "there are users, orders"

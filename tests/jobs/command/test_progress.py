@@ -27,7 +27,7 @@ class _Recorded(Silent):
         self.said.append(n)
 
 
-def test_bytes_count_while_they_are_read_and_at_the_end_whatever_was_not():
+def test_progress_counts_bytes_when_read_and_the_rest_at_the_end():
     progress = _Recorded()
     counted = CountedBytes(progress, [50, 30], passes=2)
     counted.read(0, 40)
@@ -42,7 +42,7 @@ def test_bytes_count_while_they_are_read_and_at_the_end_whatever_was_not():
     assert progress.said == [20, 10, 30, 20]
 
 
-def test_a_line_a_minute_and_none_before():
+def test_progress_logs_one_line_per_minute():
     now, lines = [0.0], []
     shown = Lines(lines.append, lambda: now[0])
     shown.start("compact", 4 << 20, BYTES)
@@ -67,7 +67,7 @@ def test_a_line_a_minute_and_none_before():
     assert lines[2:] == ["vacuum: 33 %, 1 of 3 folders, 1 min 15 s so far, about 2 min 30 s left\n"]
 
 
-def test_the_bar_shows_bytes_what_is_done_and_lets_the_log_by(capsys):
+def test_progress_bar_shows_bytes_and_does_not_hide_log_lines(capsys):
     bar = Bar()
     bar.start("compact", 4 << 20, BYTES)
     bar.doing("starting Spark")
@@ -82,7 +82,7 @@ def test_the_bar_shows_bytes_what_is_done_and_lets_the_log_by(capsys):
     assert err.rstrip(" ").endswith("\r")  # nothing of it is left
 
 
-def test_quiet_and_verbose():
+def test_quiet_and_verbose_select_the_progress_display():
     log = logging.getLogger("lastkey")
     before = log.level
     try:

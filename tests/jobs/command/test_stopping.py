@@ -43,7 +43,7 @@ def handlers(monkeypatch):
 
 
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, InterruptedRunError), (signal.SIGTERM, TerminatedError)])
-def test_the_first_signal_asks_and_the_second_one_ends(number, kind, caplog):
+def test_first_signal_requests_a_stop_and_second_signal_terminates(number, kind, caplog):
     before = signal.getsignal(number)
     with stoppable() as stop:
         assert not stop.is_asked
@@ -59,7 +59,7 @@ def test_the_first_signal_asks_and_the_second_one_ends(number, kind, caplog):
     assert signal.getsignal(number) is before
 
 
-def test_afterwards_signals_do_what_they_did():
+def test_earlier_signal_handlers_are_restored():
     before = signal.getsignal(signal.SIGTERM)
     with stoppable():
         assert signal.getsignal(signal.SIGTERM) is not before
@@ -97,14 +97,14 @@ def test_thread_leaves_signal_handlers_unchanged():
     assert seen == [(False, before)]
 
 
-def test_first_reason_counts():
+def test_first_stop_reason_is_kept():
     stop, why = Stop(), TerminatedError()
     stop.request_end(why)
     stop.request_end(InterruptedRunError())
     assert stop.asked.result() is why
 
 
-def test_a_signal_that_another_thread_got_is_heard():
+def test_signal_delivered_to_another_thread_is_handled():
     """No event wakes the main thread in this case."""
     main, never = threading.get_native_id(), Future()
     stat = Path(f"/proc/self/task/{main}/stat")

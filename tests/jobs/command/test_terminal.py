@@ -139,7 +139,7 @@ def in_pipes(folder):
     return in_one_process(into_a_pipe, [words, [*words, "--json", "--no-progress"], report])
 
 
-def test_keys_and_values_on_a_terminal_and_into_a_pipe(on_terminals, in_pipes):
+def test_control_characters_of_records_are_escaped_on_a_terminal_only(on_terminals, in_pipes):
     (code, out, err), (_, piped, _) = on_terminals[0], in_pipes[0]
     assert code == 0
     assert f"key: {SHOWN} payload: {SHOWN}" in out
@@ -149,7 +149,7 @@ def test_keys_and_values_on_a_terminal_and_into_a_pipe(on_terminals, in_pipes):
     assert piped.count("\n") == out.count("\n")
 
 
-def test_json_is_the_same_everywhere(on_terminals, in_pipes):
+def test_json_output_is_the_same_on_a_terminal_and_in_a_pipe(on_terminals, in_pipes):
     (code, out, _), piped = on_terminals[1], in_pipes[1]
     assert (code, out) == piped[:2]
     assert active(out) == set()
@@ -157,14 +157,14 @@ def test_json_is_the_same_everywhere(on_terminals, in_pipes):
 
 
 @pytest.mark.parametrize("number", range(len(JOBS)), ids=[" ".join(words) for words, *_ in JOBS])
-def test_names_in_reports_findings_and_errors(on_terminals, number):
+def test_control_characters_of_names_are_escaped_in_reports_and_errors(on_terminals, number):
     (_, code, told), (found, out, err) = JOBS[number], on_terminals[3 + number]
     assert found == code, out + err
     assert active(out + err) == set()
     assert told in out + err
 
 
-def test_error_for_a_missing_path(on_terminals):
+def test_error_for_a_missing_path_escapes_control_characters(on_terminals):
     code, out, err = on_terminals[2]
     assert code == 2
     assert r"no\x1b[5mwhere" in err
@@ -172,7 +172,7 @@ def test_error_for_a_missing_path(on_terminals):
     assert "no\x1b[5mwhere" in json.loads(out)["error"]["path"]
 
 
-def test_log_of_a_defect():
+def test_log_of_a_defect_escapes_control_characters():
     """Runs in a separate process, because pytest installs a handler that the command line does not have."""
     code = "import sys; from lastkey.jobs.command import cli; from lastkey.logformat.errors import stopped;"
     code += "cli.main(['--version']); stopped(ValueError('bad \\x1b[2J'), 'dir\\x1b[31m\\u202e')"
@@ -181,7 +181,7 @@ def test_log_of_a_defect():
     assert active(err) == set()
 
 
-def test_the_page_and_a_notebook_hold_none(folder, in_pipes):
+def test_report_page_and_notebook_have_no_control_characters(folder, in_pipes):
     code, _, err = in_pipes[2]
     assert code == 0, err
     text = (folder / "page.html").read_text()
@@ -195,7 +195,7 @@ def test_the_page_and_a_notebook_hold_none(folder, in_pipes):
     assert Shown()._repr_html_() == f"<pre>{SHOWN}&lt;</pre>"
 
 
-def test_a_terminal_of_no_columns_has_a_bar():
+def test_terminal_without_columns_shows_a_progress_bar():
     """As in containers and under `script`: tqdm shows nothing there. A new pty has none."""
     code, _, err = on_a_terminal(
         "-c",
@@ -206,7 +206,7 @@ def test_a_terminal_of_no_columns_has_a_bar():
     assert "compact:  25%" in err
 
 
-def test_labels_have_colour_on_a_terminal_alone(folder: Path) -> None:
+def test_labels_have_colour_on_a_terminal_only(folder: Path) -> None:
     words = ["-m", "lastkey", "verify", f"{folder}/damaged/archive"]
     code, out, _ = on_a_terminal(*words, no_colour="")
     assert code == 3 and "\x1b[31m\x1b[1mproblem:\x1b[0m " in out

@@ -92,7 +92,7 @@ def test_no_command_replaces_a_file_of_an_archive_or_a_store(tmp_path: Path) -> 
             assert tree(tmp_path) == before, words
 
 
-def test_policies_replace_their_own_file(tmp_path: Path) -> None:
+def test_policies_command_replaces_its_own_file(tmp_path: Path) -> None:
     words = ["policies", str(FROM), "--output", str(tmp_path / "policies.toml")]
     assert main(words) == DONE
     assert main(words) == USAGE

@@ -33,7 +33,7 @@ def _drawn(rng: random.Random, cold: int, night: int) -> str:
     return "|".join(batches)
 
 
-def test_a_transaction_whose_marker_is_lost_is_kept_night_after_night(tmp_path: Path) -> None:
+def test_transaction_with_a_lost_marker_is_kept_in_every_run(tmp_path: Path) -> None:
     """Also where what is new supersedes it, and tombstones behind it would be due."""
     nights = Nights(tmp_path)
     nights.settings |= {"delete.retention.ms": 0, "compaction.min.yield": 0.0}
@@ -47,7 +47,7 @@ def test_a_transaction_whose_marker_is_lost_is_kept_night_after_night(tmp_path: 
     assert (b"a", None) in [(r.key, r.value) for r in records]
 
 
-def test_drawn_nights_keep_every_live_record_and_bring_none_back(
+def test_random_runs_keep_live_records_and_restore_no_deleted_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     for seed in range(n_cases(request, 3)):
@@ -92,7 +92,7 @@ def _run_drawn(root: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_drawn_nights_without_tombstones_end_in_the_bytes_of_one_full_run(tmp_path: Path, seed: int) -> None:
+def test_random_runs_without_tombstones_equal_one_full_run(tmp_path: Path, seed: int) -> None:
     rng, nights = random.Random(seed), Nights(tmp_path)
     nights.settings["compaction.min.yield"] = rng.choice([0.1, 0.3, 0.6])
     nights.settings["segment.bytes"] = 1 << 20
@@ -113,7 +113,7 @@ def _logs(lab: Lab) -> dict[str, bytes]:
     return {lab.path(row).name: lab.path(row).read_bytes()[: row.size_bytes] for row in rows}
 
 
-def test_a_tombstone_waits_for_an_older_segment_that_stays(tmp_path: Path) -> None:
+def test_tombstone_is_kept_while_an_older_segment_is_unchanged(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     nights.settings |= {"delete.retention.ms": 0, "compaction.full.ms": 1000 * DAY}
     for text in (COLD, "c3=- h1=1 h2=1 h3=1", "h1=2 h2=2 h3=2", "h1=3"):
@@ -129,7 +129,7 @@ def test_a_tombstone_waits_for_an_older_segment_that_stays(tmp_path: Path) -> No
     assert b"c3" not in last_records(nights.checked(), 2**63)
 
 
-def test_exact_retention_between_runs_brings_nothing_deleted_back(tmp_path: Path) -> None:
+def test_exact_retention_between_runs_restores_no_deleted_value(tmp_path: Path) -> None:
     nights, late = Nights(tmp_path), f"{{ts={START_MS + 20 * DAY}}}"
     nights.settings |= {"delete.retention.ms": 0, "compaction.full.ms": 1000 * DAY}
     for text in (f"old=1|{late} {COLD}", f"{late} c3=- h1=1 h2=1 h3=1", f"{late} h1=2 h2=2 h3=2"):
@@ -147,7 +147,7 @@ def test_exact_retention_between_runs_brings_nothing_deleted_back(tmp_path: Path
     assert last_records(nights.lab().batches(nights.rows()), 2**63).get(b"c3", (0, None))[1] is None
 
 
-def test_a_new_tombstone_past_its_horizon_waits_too(tmp_path: Path) -> None:
+def test_new_tombstone_past_its_horizon_is_kept_while_an_older_segment_is_unchanged(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     for text in (COLD, f"{{horizon={START_MS}}} c3=- h1=1"):
         nights.grow(text)
@@ -156,7 +156,7 @@ def test_a_new_tombstone_past_its_horizon_waits_too(tmp_path: Path) -> None:
     assert found[b"c3"][1] is None
 
 
-def test_verify_sees_a_deleted_value_that_came_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_reports_a_reappeared_deleted_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nights = Nights(tmp_path)
     nights.settings |= {"delete.retention.ms": 0, "compaction.full.ms": 1000 * DAY}
     for text in (COLD, "c3=- h1=1 h2=1 h3=1", "h1=2 h2=2 h3=2"):
@@ -191,7 +191,7 @@ def five_nights(kept: Kept) -> Nights:
 
 @pytest.mark.parametrize("pattern", ["*.facts", "*.filter", "*.keys", "hash.key"])
 @pytest.mark.parametrize("damage", ["gone", "flipped", "cut", "empty", "another"])
-def test_lost_and_damaged_files_cost_time_only(five_nights: Nights, pattern: str, damage: str) -> None:
+def test_lost_and_damaged_key_files_are_rebuilt(five_nights: Nights, pattern: str, damage: str) -> None:
     found = five_nights.beside(pattern)
     assert found
     for path in found:
@@ -209,7 +209,7 @@ def test_lost_and_damaged_files_cost_time_only(five_nights: Nights, pattern: str
     five_nights.job("verify")
 
 
-def test_a_rollback_takes_its_keys_along(five_nights: Nights) -> None:
+def test_rollback_uses_the_key_files_of_its_generation(five_nights: Nights) -> None:
     five_nights.run()
     five_nights.job("rollback", "--generation", "3")
     five_nights.job("vacuum", "--grace-hours", "0")
@@ -219,7 +219,7 @@ def test_a_rollback_takes_its_keys_along(five_nights: Nights) -> None:
     five_nights.job("verify")
 
 
-def test_a_restored_generation_may_take_the_archives_place(five_nights: Nights) -> None:
+def test_restored_generation_can_replace_the_archive(five_nights: Nights) -> None:
     """Its cleaner checkpoint is below the offsets that the last run cleaned."""
     nights, root = five_nights, five_nights.root
     nights.grow("h1=5 h1=6")
@@ -245,7 +245,7 @@ def test_key_files_are_private_and_contain_no_key(five_nights: Nights, capsys: p
     assert not any(text in seen for text in told)
 
 
-def test_a_full_run_draws_a_new_key_and_needs_no_key_files(five_nights: Nights) -> None:
+def test_full_run_generates_a_new_hash_key_without_key_files(five_nights: Nights) -> None:
     first = {path.read_bytes() for path in five_nights.beside("hash.key")}
     assert len(first) == 1
     five_nights.settings["compaction.full.ms"] = DAY
@@ -255,7 +255,7 @@ def test_a_full_run_draws_a_new_key_and_needs_no_key_files(five_nights: Nights) 
     five_nights.checked()
 
 
-def test_a_partition_that_starts_over_keeps_the_age_of_its_key(five_nights: Nights) -> None:
+def test_reset_partition_keeps_the_age_of_its_hash_key(five_nights: Nights) -> None:
     """The run by yield finds damage in the generation, and --reset starts over. The secret is not a new one: the next
     run that draws one is due `compaction.full.ms` after the secret was drawn, not after the reset.
     """
@@ -277,14 +277,14 @@ def test_a_partition_that_starts_over_keeps_the_age_of_its_key(five_nights: Nigh
     assert {path.read_bytes() for path in five_nights.beside("hash.key")} > drawn
 
 
-def test_retention_takes_segments_that_the_same_run_has_cleaned(five_nights: Nights) -> None:
+def test_retention_removes_segments_that_the_same_run_cleaned(five_nights: Nights) -> None:
     five_nights.settings |= {"cleanup.policy": "compact,delete", "retention.ms": 0}
     five_nights.run()
     assert all(row.root == "archive" or not row.records for row in five_nights.rows())
     five_nights.job("verify")
 
 
-def test_a_run_reads_facts_and_new_data_only(tmp_path: Path) -> None:
+def test_run_reads_only_segment_facts_and_new_data(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     nights.grow("|".join(f"k{n}={'x' * 1000}" for n in range(300)))
     nights.run()
@@ -295,7 +295,7 @@ def test_a_run_reads_facts_and_new_data_only(tmp_path: Path) -> None:
     nights.checked()
 
 
-def test_transactions_wait_for_their_data_in_segments_that_stay(tmp_path: Path) -> None:
+def test_markers_are_kept_while_their_data_is_in_unchanged_segments(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     nights.settings |= {"delete.retention.ms": 0, "segment.bytes": 300}
     for text in (
@@ -314,7 +314,7 @@ def test_transactions_wait_for_their_data_in_segments_that_stay(tmp_path: Path) 
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "several"), [("threads", False), ("spark", True)])
-def test_a_run_that_cleans_everything_keeps_facts_whatever_cleans_it(
+def test_full_run_writes_segment_facts_with_either_engine(
     tmp_path: Path, spark: object, engine: str, several: bool
 ) -> None:
     nights = Nights(tmp_path, job_settings={"split.by": "always", "split.bytes": 600, "engine": engine})

@@ -20,7 +20,7 @@ engine = "threads"
 """
 
 
-def test_retention_alone_writes_the_indexes_of_segments_of_the_store_by_the_new_interval(
+def test_retention_only_run_writes_indexes_with_the_new_interval(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The manifest has the sizes of the indexes that the run has written, not those of the generation before."""

@@ -37,7 +37,7 @@ GIB = 1 << 30
         ([GIB] * 100_000, 100, 0),
     ],
 )
-def test_the_largest_as_far_as_the_wave_is_done_sooner(sizes: list[int], cores: int, expected: int) -> None:
+def test_largest_partition_is_split_if_the_wave_ends_earlier(sizes: list[int], cores: int, expected: int) -> None:
     assert count_large_partitions(sizes, cores) == expected
 
 
@@ -56,7 +56,7 @@ def plan(size: int, split: SplitBy = "auto") -> PartitionPlan:
     return make_plan(archived, Path("/none"), Settings(), now_ms=0, log_start_offset=0, limits=limits)
 
 
-def test_setting_decides_how_partitions_are_split() -> None:
+def test_split_setting_decides_how_partitions_are_split() -> None:
     small, large = plan(5), plan(16 * GIB)
     chosen = choose_ways([small, large], WORKERS)
     assert (chosen.one_task, chosen.several) == ((small,), (large,))
@@ -65,13 +65,13 @@ def test_setting_decides_how_partitions_are_split() -> None:
     assert choose_ways([plan(16 * GIB, "none")], WORKERS).several == ()
 
 
-def test_threads_take_a_partition_in_one_task() -> None:
+def test_threads_engine_uses_one_task_per_partition() -> None:
     with closing(Threads(8)) as threads:
         for split in get_args(SplitBy):
             assert choose_ways([plan(16 * GIB, split)], threads).several == ()
 
 
-def test_a_run_by_yield_counts_as_large_as_what_is_new() -> None:
+def test_size_of_a_run_by_yield_is_the_size_of_new_data() -> None:
     whole, rest = plan(4 * GIB), Segment("/none", "t-0/9.log", 9, 7, 0)
     grown = changed(whole, segments=(*whole.input.segments, rest), first_dirty_offset=9)
     assert grown.least_bytes == grown.log_bytes == 4 * GIB + 7

@@ -56,7 +56,7 @@ FILES = [
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_file_is_looked_at(second, name):
+def test_commit_checks_the_size_of_each_file(second, name):
     maker, commit = second
     store = open_root(f"{maker.store}/../{maker.store.name}")  # however it is spelled
     check_files(store, [commit])
@@ -76,7 +76,7 @@ def test_commit_names_every_file_of_its_folder(second):
     assert {f"2/{p.name}" for p in maker.run_folder("t", 0, 2).iterdir()} == {*FILES[:-1], "2/committed"}
 
 
-def test_missing_folder(second):
+def test_commit_with_a_missing_folder_is_a_conflict(second):
     maker, commit = second
     for path in maker.run_folder("t", 0, 2).iterdir():
         path.unlink()

@@ -123,7 +123,7 @@ def test_dry_run_writes_nothing_and_predicts_the_run(first):
 
 
 @pytest.mark.slow
-def test_the_archive_is_as_it_was(first):
+def test_run_does_not_change_the_archive(first):
     after = tree(first.lab.root)
     assert {name: what for name, what in after.items() if name.startswith("archive")} == first.before
 
@@ -151,7 +151,7 @@ def test_cleaned_logs_equal_those_of_the_broker(first, cases, now_ms):
 
 
 @pytest.mark.slow
-def test_reports_text_and_json(first):
+def test_run_reports_results_as_text_and_json(first):
     report = first.report
     answer = json.loads(json.dumps(report.to_json()))
     assert (answer["exit_code"], answer["dry_run"], answer["archive_needed"]) == (3, False, True)
@@ -181,14 +181,14 @@ def test_reports_text_and_json(first):
 
 
 @pytest.mark.slow
-def test_topics_of_another_policy_are_left_alone(first):
+def test_topics_with_another_policy_are_not_compacted(first):
     assert "other" not in by_topic(first.report)
     assert not (first.lab.store / "segments" / "other-0").exists()
     assert ("other", 0) not in first.states
 
 
 @pytest.mark.slow
-def test_records_without_a_key(first):
+def test_records_without_a_key_make_the_partition_uncleanable(first):
     lab, manifests, found = first.lab, first.manifests, by_topic(first.report)
     problem = found["nulls"].problem
     assert (found["nulls"].status, problem.kind) == ("uncleanable", "null_key")
@@ -214,7 +214,7 @@ def test_dirty_ratio_volume_and_lag_decide_whether_a_partition_is_due(first):
 
 
 @pytest.mark.slow
-def test_states_say_which_partitions_are_clean_dirty_or_uncleanable(first, now_ms):
+def test_partition_states_are_clean_dirty_or_uncleanable(first, now_ms):
     states, report = first.states, first.report
     assert {key[0] for key, row in states.items() if row.state == "uncleanable"} == {"nulls"}
     assert {key[0] for key, row in states.items() if row.state == "dirty"} == {"waits", "small"}
@@ -228,7 +228,7 @@ def test_states_say_which_partitions_are_clean_dirty_or_uncleanable(first, now_m
 
 
 @pytest.mark.slow
-def test_tables_hold_what_a_restore_needs(first, now_ms):
+def test_tables_have_all_values_that_a_restore_needs(first, now_ms):
     run = first.histories["txn-zstd", 0][0]
     assert (run.generation_before, run.generation_after, run.parent_run_id) == (0, 1, None)
     assert (run.run_id, run.now_ms) == (first.report.run_id, now_ms)
@@ -243,7 +243,7 @@ def test_tables_hold_what_a_restore_needs(first, now_ms):
 
 
 @pytest.mark.slow
-def test_the_archive_is_needed_until_nothing_of_it_is_used(cases, now_ms, lab):
+def test_archive_is_needed_while_a_generation_references_its_files(cases, now_ms, lab):
     put(only_input(cases["two-parts"]), lab.archive / "t-0")
     put(only_input(cases["two-parts"]), lab.archive / "other-0")
     report = lab.run(now_ms, sealed=True, topics=TopicFilter(("t",)))
@@ -266,7 +266,7 @@ def test_the_archive_is_needed_until_nothing_of_it_is_used(cases, now_ms, lab):
 
 
 @pytest.mark.slow
-def test_policy_by_option(cases, now_ms, lab, capsys, tmp_path):
+def test_cleanup_policy_option_applies_to_selected_topics(cases, now_ms, lab, capsys, tmp_path):
     """--cleanup-policy compact applies to the topics that --topics names, except topics whose own table has another
     policy.
     """
@@ -296,7 +296,7 @@ def test_policy_by_option(cases, now_ms, lab, capsys, tmp_path):
     capsys.readouterr()
 
 
-def test_invalid_paths(lab, now_ms, cases):
+def test_invalid_archive_and_store_paths_are_refused(lab, now_ms, cases):
     with pytest.raises(UsageError, match="a folder with Kafka log directories"):
         lab.run(now_ms)
     put(only_input(cases["few-keys"]), lab.archive / "a-0")

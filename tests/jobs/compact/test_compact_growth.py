@@ -224,7 +224,7 @@ def _remove(log):
 
 
 @pytest.mark.parametrize("topic", [t for t in GROWN if t != "g-still"])
-def test_two_steps_leave_the_same_as_one(grown, topic):
+def test_two_runs_leave_the_same_as_one(grown, topic):
     """A reader finds the same batches with records and the same ranges. Not the same: in which segment a batch
     lies (segments are grouped by their sizes before the run), and horizons of batches that hold no tombstone any more.
     Empty batches are those of producers' last ones in both.
@@ -268,7 +268,7 @@ def _snapshot(lab, checkpoint):
     return sorted(producer_snapshot.read(path.read_bytes(), str(path)).tolist())
 
 
-def test_a_generation_that_ends_inside_a_segment(grown):
+def test_next_run_continues_inside_a_segment(grown):
     """--sealed, then the segment grows: its rest is cut off where the generation ends, and becomes ours."""
     lab, _, _, sealed, second, _ = grown
     for topic in ("s-none", "s-gone"):
@@ -300,7 +300,7 @@ def test_unchanged_partition_is_not_read(grown):
 
 
 @pytest.mark.parametrize("topic", SET_ASIDE)
-def test_another_log_is_uncleanable(grown, topic):
+def test_replaced_log_is_uncleanable(grown, topic):
     _, first, _, _, second, _ = grown
     result = second.found[topic]
     assert first.found[topic].status == "cleaned"
@@ -343,7 +343,7 @@ def test_high_watermark_limits_the_run(grown, cases):
         assert contents(lab.batches(cleaned[0])) == contents(lab.batches(cleaned[1]))
 
 
-def test_a_high_watermark_below_the_last_generation(grown):
+def test_decreased_high_watermark_leaves_the_generation_unchanged(grown):
     """Its checkpoint is older than the log beside it: nothing new is read, and what was taken is not put in doubt."""
     _, first, _, _, second, _ = grown
     assert first.found["h-late"].status == "cleaned"
@@ -351,7 +351,7 @@ def test_a_high_watermark_below_the_last_generation(grown):
     assert second.checkpoints["h-late", 0] == first.checkpoints["h-late", 0]
 
 
-def test_a_running_broker(grown):
+def test_archive_of_a_running_broker_is_read_up_to_the_high_watermark(grown):
     """A running broker holds `.lock`. Only data below a high watermark checkpoint is read; with `--sealed` the
     partition is uncleanable.
     """
@@ -365,7 +365,7 @@ def test_a_running_broker(grown):
     assert "broker" in locked.results[0].problem.found
 
 
-def test_a_torn_tail_ends_the_log_there(grown):
+def test_torn_tail_ends_the_log(grown):
     lab, first, _, sealed, second, _ = grown
     result = first.found["h-torn"]
     assert result.status == "cleaned"
@@ -411,7 +411,7 @@ def test_reset_starts_over_only_diverged_partitions(grown, now_ms):
     assert third.checkpoints["d-back", 0].next_offset < first.checkpoints["d-back", 0].next_offset
 
 
-def test_force_cleans_again_by_the_clock(cases, now_ms, tmp_path):
+def test_force_cleans_tombstones_past_their_horizon(cases, now_ms, tmp_path):
     """The same clock keeps the same batches (without transactions); a later one lets go what its horizon held, as the
     broker's cleaner does; time passes 25 hours between the passes there too.
     """
@@ -442,7 +442,7 @@ def test_force_cleans_again_by_the_clock(cases, now_ms, tmp_path):
     assert by_topic(report)["none-tomb"].work.counters["dropped_tombstones"] > 0
 
 
-def test_a_run_with_nothing_new_costs_little(spark, cases, now_ms, tmp_path, monkeypatch):
+def test_run_without_new_records_reads_few_bytes(spark, cases, now_ms, tmp_path, monkeypatch):
     lab = Lab(spark, tmp_path)
     put(only_input(cases["two-parts"]), lab.archive / "t-0")
     lab.run(now_ms)

@@ -142,7 +142,7 @@ def _arguments(lab, tmp_path, now_ms, *more, wave=64, split="auto", engine="spar
 
 
 @pytest.mark.parametrize(("step", "nth", "new"), STEPS + OF_COMMIT, ids=lambda value: str(value).replace(" ", "-"))
-def test_a_kill_leaves_a_whole_generation(begun, step, nth, new, now_ms, tmp_path):
+def test_killed_run_leaves_a_complete_generation(begun, step, nth, new, now_ms, tmp_path):
     """With Spark the same functions write the same files: there a kill of the driver alone shows that the next run goes
     on, below.
     """
@@ -180,7 +180,7 @@ def test_a_kill_leaves_a_whole_generation(begun, step, nth, new, now_ms, tmp_pat
         assert {key: row.state for key, row in mine.state().states().items()} == dict.fromkeys(histories, "clean")
 
 
-def test_a_kill_between_waves_keeps_what_was_committed(begun, now_ms, tmp_path):
+def test_run_killed_between_waves_keeps_committed_partitions(begun, now_ms, tmp_path):
     """wave.partitions = 1: the largest partition first; the run dies with the second wave."""
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
@@ -221,7 +221,7 @@ def test_a_waiting_run_takes_over_the_expired_lease_of_a_killed_one(begun, now_m
     assert tree(lab.archive) == archive
 
 
-def test_workers_that_die_are_errors_and_commit_nothing(begun, now_ms, tmp_path):
+def test_killed_workers_are_errors_and_commit_nothing(begun, now_ms, tmp_path):
     """In one session, which continues: a worker of a run in one task, then one of each stage of runs in several. Each
     has done its work and not reported it.
     """
@@ -262,7 +262,7 @@ def test_workers_that_die_are_errors_and_commit_nothing(begun, now_ms, tmp_path)
         _check_next_run(begun, mine, now_ms)
 
 
-def test_a_jvm_that_is_killed_after_the_last_task_costs_nothing(begun, now_ms, tmp_path):
+def test_jvm_killed_after_the_last_task_loses_no_result(begun, now_ms, tmp_path):
     """Commits need none."""
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
@@ -280,7 +280,7 @@ def test_a_jvm_that_is_killed_after_the_last_task_costs_nothing(begun, now_ms, t
 
 
 @pytest.mark.parametrize(("who", "step"), [("JVM", "log written"), ("driver", "generation written")])
-def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_path, who, step):
+def test_killed_run_terminates_its_worker(begun, now_ms, tmp_path, who, step):
     """A killed JVM, as by the kernel for want of memory, is a failed environment; a killed driver leaves no report."""
     lab, _, _ = begun
     mine = _copy(lab, tmp_path.name)
@@ -310,7 +310,7 @@ def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_p
         ("read back", True),  # a segment without its generation
     ],
 )
-def test_a_vacuum_without_grace_leaves_a_run_what_it_needs(begun, now_ms, tmp_path, step, heard):
+def test_vacuum_without_grace_keeps_files_of_an_active_run(begun, now_ms, tmp_path, step, heard):
     """heard: vacuum sees the run's lease; otherwise only the files decide."""
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
@@ -340,9 +340,7 @@ def test_a_vacuum_without_grace_leaves_a_run_what_it_needs(begun, now_ms, tmp_pa
         (signal.SIGINT, 130, 1, 2, "threads"), (signal.SIGTERM, 143, 1, 2, "spark"),
     ],
 )  # fmt: skip
-def test_a_run_that_is_asked_to_end_commits_what_is_finished(
-    begun, now_ms, tmp_path, asked, expected, wave, nth, engine
-):
+def test_stopped_run_commits_finished_partitions(begun, now_ms, tmp_path, asked, expected, wave, nth, engine):
     """One core, one partition after the other: as the signal comes, `nth` - 1 are finished. With one core of Spark the
     last of them may not have been heard of yet.
     """
@@ -375,7 +373,7 @@ def test_a_run_that_is_asked_to_end_commits_what_is_finished(
     _check_next_run(begun, mine, now_ms)
 
 
-def test_a_signal_during_the_commit_waits_for_it(begun, now_ms, tmp_path):
+def test_signal_during_a_commit_is_handled_after_the_commit(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
@@ -393,7 +391,7 @@ def test_a_signal_during_the_commit_waits_for_it(begun, now_ms, tmp_path):
 
 
 @pytest.mark.parametrize(("second", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_second_signal_ends_the_run_at_once(begun, now_ms, tmp_path, second, expected):
+def test_second_signal_terminates_the_run(begun, now_ms, tmp_path, second, expected):
     lab, _, _ = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
@@ -422,7 +420,7 @@ def test_a_second_signal_ends_the_run_at_once(begun, now_ms, tmp_path, second, e
         ("spark", signal.SIGTERM, 143, "rewrite"),
     ],
 )
-def test_a_run_in_several_tasks_that_is_asked_to_end_does(begun, now_ms, tmp_path, asked, expected, step, engine):
+def test_run_with_several_tasks_per_partition_stops_on_a_signal(begun, now_ms, tmp_path, asked, expected, step, engine):
     """Three large partitions, two at once, each of which waits at the step: none of them is committed."""
     lab, archive, _ = begun
     mine = _copy(lab, tmp_path.name)
@@ -479,7 +477,7 @@ def test_one_of_two_concurrent_runs_commits(begun, now_ms, tmp_path, wave):
 
 
 @pytest.mark.parametrize(("wave", "kept"), [(64, {}), (1, {("grown", 0): 2})])
-def test_a_wave_commits_as_a_whole_or_not_at_all(begun, now_ms, tmp_path, wave, kept):
+def test_wave_is_committed_atomically(begun, now_ms, tmp_path, wave, kept):
     """Another run commits one of three partitions, and neither run sees the other's lease. With waves of one partition,
     the largest is committed first and is kept.
     """
@@ -498,7 +496,7 @@ def test_a_wave_commits_as_a_whole_or_not_at_all(begun, now_ms, tmp_path, wave, 
     _check_next_run(begun, mine, now_ms)
 
 
-def test_a_second_run_hears_at_once_of_the_first_one_and_may_wait_for_it(begun, now_ms, tmp_path):
+def test_second_run_is_refused_at_its_start_or_waits_for_the_first(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
@@ -530,7 +528,7 @@ def test_a_second_run_hears_at_once_of_the_first_one_and_may_wait_for_it(begun, 
     assert tree(lab.archive) == archive
 
 
-def test_runs_of_other_partitions_work_side_by_side(begun, now_ms, tmp_path):
+def test_runs_of_different_partitions_run_concurrently(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")

@@ -96,7 +96,7 @@ def test_several_tasks_write_the_same_bytes_as_one(spark, cases, now_ms, tmp_pat
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
-def test_uncleanable_partitions_are_uncleanable_in_splits_too(spark, cases, now_ms, tmp_path):
+def test_uncleanable_partitions_are_also_uncleanable_when_split(spark, cases, now_ms, tmp_path):
     lab = Lab(
         spark,
         tmp_path,
@@ -174,7 +174,7 @@ def _numbered(start, n):
     return head + tail
 
 
-def test_a_disk_that_is_full_at_the_end_keeps_nothing_of_the_partition(spark, cases, now_ms, tmp_path):
+def test_disk_full_at_the_end_discards_the_partition(spark, cases, now_ms, tmp_path):
     """Least of all the segments that wait in folders of their own."""
     lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": LARGE})
     put(only_input(cases["few-keys"]), lab.archive / "t-0")
@@ -185,7 +185,7 @@ def test_a_disk_that_is_full_at_the_end_keeps_nothing_of_the_partition(spark, ca
     assert list((lab.store / "segments").glob("*/*")) == []
 
 
-def test_a_run_that_failed_begins_no_more_partitions(spark, cases, now_ms, tmp_path):
+def test_failed_run_starts_no_more_partitions(spark, cases, now_ms, tmp_path):
     """The disk is full for the first of six, two are at work at once. None of the others would be committed."""
     lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.by": "always"}})
     for number in range(6):

@@ -128,7 +128,7 @@ def test_empty_partition_is_restored_with_its_end_offset(place: Place, shape: An
     assert (output / "partition.metadata").exists() or not lost
 
 
-def test_a_log_with_records_continues_from_there(place: Place) -> None:
+def test_later_records_continue_at_the_end_offset_of_an_empty_partition(place: Place) -> None:
     empty(place, 500)
     assert place.compact("--sealed")[0] == DONE
     write_partition(place.archive, LOG, base_offset=500)
@@ -146,7 +146,9 @@ def test_a_log_with_records_continues_from_there(place: Place) -> None:
     ("text", "base", "state"),
     [("", 300, "diverged"), ("", 0, "diverged"), ("", 700, "gap"), (LOG, 0, "gap"), (LOG, 510, "gap")],
 )
-def test_another_log_in_its_place(place: Place, text: str, base: int, state: str) -> None:
+def test_different_log_replacing_an_empty_partition_is_uncleanable(
+    place: Place, text: str, base: int, state: str
+) -> None:
     empty(place, 500)
     assert place.compact()[0] == DONE
     shutil.rmtree(place.archive)
@@ -159,7 +161,7 @@ def test_another_log_in_its_place(place: Place, text: str, base: int, state: str
     assert restored(place)["partitions"][0]["next_offset"] == base + (5 if text else 0)
 
 
-def test_a_log_that_ends_below_the_generation_in_an_empty_segment(place: Place) -> None:
+def test_empty_segment_below_the_end_of_the_generation_is_uncleanable(place: Place) -> None:
     """Also where nothing is due, and so no batch is read."""
     place.write(LOG)
     assert place.compact()[0] == DONE
@@ -172,7 +174,7 @@ def test_a_log_that_ends_below_the_generation_in_an_empty_segment(place: Place) 
     assert (found["problem"]["expected"], found["problem"]["found"]) == (expected, "one that ends at 4")
 
 
-def test_empty_segments_without_a_sign_of_a_cleaner_are_a_gap(place: Place) -> None:
+def test_empty_segments_without_evidence_of_a_cleaner_are_a_gap(place: Place) -> None:
     """Offsets 500 to 599 were there, or the segment at 600 would not be."""
     empty(place, 500, 600, 700, bare=True)
     write_partition(place.archive.parent / "u-0", LOG)
@@ -188,7 +190,7 @@ def test_empty_segments_without_a_sign_of_a_cleaner_are_a_gap(place: Place) -> N
     assert (told["problems"], told["partitions"][0]["next_offset"]) == ([], 700)
 
 
-def test_erase_and_rebuild_state_take_it(place: Place) -> None:
+def test_erase_and_rebuild_state_accept_empty_partitions(place: Place) -> None:
     empty(place, 500)
     assert place.compact()[0] == DONE
     (place.root / "key").write_bytes(b"k" * 32)
@@ -207,7 +209,7 @@ def test_erase_and_rebuild_state_take_it(place: Place) -> None:
 
 
 @pytest.mark.parametrize("left", ["partition.metadata", "leader-epoch-checkpoint", "00000000000000000500.snapshot"])
-def test_a_folder_without_its_log_is_a_problem(place: Place, left: str) -> None:
+def test_folder_without_a_log_file_is_a_problem(place: Place, left: str) -> None:
     write_partition(place.archive.parent / "u-0", LOG)
     words = ["compact", str(place.archive.parent), "--store", str(place.store), "--topics", "*"]
     write_partition(place.archive, "a=1", base_offset=499)
@@ -224,7 +226,7 @@ def test_a_folder_without_its_log_is_a_problem(place: Place, left: str) -> None:
     assert (problem["path"], "expected a .log" in problem["found"]) == ("t-0", True)
 
 
-def test_a_folder_without_its_log_beside_another_that_has_it(place: Place) -> None:
+def test_folder_without_a_log_file_beside_a_complete_one_is_a_problem(place: Place) -> None:
     """A broker moved the partition to another disk."""
     for disk in ("disk1", "disk2"):
         write_partition(place.archive.parent / disk / "t-0", LOG)
@@ -235,7 +237,7 @@ def test_a_folder_without_its_log_beside_another_that_has_it(place: Place) -> No
     assert place.run("verify", str(place.archive.parent))[0] == DONE
 
 
-def test_the_folder_of_a_new_replica_is_no_partition_yet(place: Place) -> None:
+def test_empty_folder_of_a_new_replica_is_not_a_partition(place: Place) -> None:
     write_partition(place.archive.parent / "u-0", LOG)
     (place.archive / "leader-epoch-checkpoint").write_text("0\n0\n")
     words = ["compact", str(place.archive.parent), "--store", str(place.store), "--topics", "*"]
@@ -247,7 +249,7 @@ def test_the_folder_of_a_new_replica_is_no_partition_yet(place: Place) -> None:
 # -- partitions that a restore leaves out
 
 
-def test_restore_names_each_partition_of_its_topics_that_it_leaves_out(place: Place) -> None:
+def test_restore_names_each_omitted_partition_of_its_topics(place: Place) -> None:
     """u-1 is not due and was added later than the others; no run compacts v."""
     for name, text in (("t-0", LOG), ("u-0", LOG), ("v-0", LOG)):
         write_partition(place.archive.parent / name, text)
@@ -267,7 +269,7 @@ def test_restore_names_each_partition_of_its_topics_that_it_leaves_out(place: Pl
     assert "u-1: 1 segment" not in said
 
 
-def test_restore_knows_what_it_leaves_out_without_the_archive(place: Place) -> None:
+def test_restore_names_omitted_partitions_without_the_archive(place: Place) -> None:
     write_partition(place.archive.parent / "t-0", LOG)
     write_partition(place.archive.parent / "u-0", "a=1")
     words = ["compact", str(place.archive.parent), "--store", str(place.store), "--cleanup-policy", "compact"]
@@ -280,7 +282,7 @@ def test_restore_knows_what_it_leaves_out_without_the_archive(place: Place) -> N
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_spark_reads_and_exports_it(place: Place, spark: Any) -> None:
+def test_spark_reads_and_exports_empty_partitions(place: Place, spark: Any) -> None:
     empty(place, 500)
     write_partition(place.archive.parent / "u-0", LOG)
     words = ["compact", str(place.archive.parent), "--store", str(place.store), "--topics", "*"]

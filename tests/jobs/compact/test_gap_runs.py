@@ -56,7 +56,7 @@ def last_records(batches):
     return {r.key: (r.offset, r.value) for b in batches if not b.control for r in b.records}
 
 
-def test_a_missing_segment_from_run_to_run(lab, case, now_ms):
+def test_missing_segment_is_reported_in_every_run(lab, case, now_ms):
     put(only_input(case), lab.archive / "t-0")
     whole = archived(lab)
     bring_back = hide(lab, 1)
@@ -94,7 +94,7 @@ def test_a_missing_segment_from_run_to_run(lab, case, now_ms):
             assert kept[key] == record
 
 
-def test_a_gap_behind_the_generation_is_passed_over(lab, case, now_ms):
+def test_generation_is_continued_after_an_accepted_gap(lab, case, now_ms):
     """The generation continues with the next offsets and keeps all of its records."""
     put(only_input(case), lab.archive / "t-0", segments=1)
     first = lab.run(now_ms, sealed=True)
@@ -115,7 +115,7 @@ def test_a_gap_behind_the_generation_is_passed_over(lab, case, now_ms):
 
 
 @pytest.mark.parametrize("name", ["log-start-offset-checkpoint", "cleaner-offset-checkpoint"])
-def test_a_checkpoint_of_another_log(lab, case, now_ms, name):
+def test_checkpoint_of_another_log_is_diverged(lab, case, now_ms, name):
     put(only_input(case), lab.archive / "t-0")
     offset_checkpoint(lab.archive / name, {"t-0": 1_000_000})
     report = lab.run(now_ms)  # due or not, without --force
@@ -133,7 +133,7 @@ def test_a_checkpoint_of_another_log(lab, case, now_ms, name):
     assert contents(mine) == contents(theirs)
 
 
-def test_a_high_watermark_that_cannot_be_read(lab, case, now_ms):
+def test_unreadable_high_watermark_is_reported(lab, case, now_ms):
     """A broker may truncate records above it, so they must not supersede others."""
     put(only_input(case), lab.archive / "t-0")
     checkpoint = lab.archive / "replication-offset-checkpoint"
@@ -148,7 +148,7 @@ def test_a_high_watermark_that_cannot_be_read(lab, case, now_ms):
     assert lab.run(now_ms).exit_code == 0
 
 
-def test_a_store_of_the_last_release(lab, case, now_ms):
+def test_store_of_the_last_release_is_continued(lab, case, now_ms):
     """Its checkpoints have no column for gaps: it is read, and grows the column."""
     put(only_input(case), lab.archive / "t-0", segments=1, batches=2)
     lab.run(now_ms)

@@ -87,7 +87,9 @@ def reason(rule: str, **given: Any) -> dict[str, Any]:
         ),
     ],
 )  # fmt: skip
-def test_each_rule(place: Place, text: str, settings: str, expected: dict[str, Any], said: str) -> None:
+def test_each_rule_is_reported_for_a_partition_that_is_not_due(
+    place: Place, text: str, settings: str, expected: dict[str, Any], said: str
+) -> None:
     printed, partition = run(place, text, settings)
     assert partition["status"] == "not_due"
     [found] = partition["held_back"]
@@ -96,7 +98,7 @@ def test_each_rule(place: Place, text: str, settings: str, expected: dict[str, A
     assert f"\nnot due: {said}" in printed
 
 
-def test_the_rule_is_the_one_without_which_the_partition_would_be_due(place: Place) -> None:
+def test_reported_rule_is_the_only_obstacle_of_the_partition(place: Place) -> None:
     """Name the rule that holds back more, and the ratio only where it alone is missed."""
     lag = f'"min.compaction.lag.ms" = {DAY}'
     for text, settings, rule in (
@@ -112,7 +114,7 @@ def test_the_rule_is_the_one_without_which_the_partition_would_be_due(place: Pla
             path.unlink()
 
 
-def test_compact_and_delete_have_a_reason_each(place: Place) -> None:
+def test_compact_and_delete_each_have_a_reason(place: Place) -> None:
     settings = f'"cleanup.policy" = "compact,delete"\n"retention.ms" = {DAY}\n"min.compaction.lag.ms" = {DAY}'
     _, partition = run(place, "a=1 || b=2 || c=3", settings)
     assert [one["rule"] for one in partition["held_back"]] == ["min.compaction.lag.ms", "retention.ms"]
@@ -125,7 +127,7 @@ def test_second_run_finds_no_new_records(place: Place) -> None:
     assert "not due: t-0: nothing was appended at offset 3, up to which everything is clean" in printed
 
 
-def test_the_high_watermark(place: Place) -> None:
+def test_high_watermark_is_a_reported_rule(place: Place) -> None:
     place.write("a=1 || b=2 || c=3")
     (place.archive.parent / "replication-offset-checkpoint").write_text("0\n1\nt 0 0\n")
     printed, partition = run(place, "", COMPACT)
@@ -183,7 +185,7 @@ def test_verify_states_an_open_transaction_that_holds_cleaning_back(place: Place
 
 
 @pytest.mark.parametrize("second", ["{leader=3} x=1 x=2 || y=1 y=2 || z=3", "x=1 x=2 || y=1 y=2 || z=3 | z=4 || u=9"])
-def test_another_log_is_distinguished_where_retention_alone_is_applied(place: Place, second: str) -> None:
+def test_retention_only_run_detects_a_replaced_log(place: Place, second: str) -> None:
     old = "{ts=5} o=0 | {ts=6} o=1 || "
     settings = f'"cleanup.policy" = "delete"\n"retention.ms" = {1000 * DAY}'
     place.write(f"{old}a=1 a=2 || b=1 b=2 || c=3")
@@ -197,7 +199,7 @@ def test_another_log_is_distinguished_where_retention_alone_is_applied(place: Pl
     assert "topic recreated, archive rolled back or converted, or another cluster: --reset starts over" in output
 
 
-def test_a_log_that_grew_in_its_last_segment_is_no_other_log(place: Place) -> None:
+def test_log_that_grew_in_its_last_segment_is_the_same_log(place: Place) -> None:
     """The store holds the cleaned beginning of that segment; its last batch in the archive shows that it is the log."""
     place.write("a=1 | a=2")
     run(place, "", COMPACT, "--sealed")

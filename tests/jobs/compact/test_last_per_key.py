@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.slow
-def test_the_last_record_of_each_key(spark: SparkSession, tmp_path: Path) -> None:
+def test_compaction_keeps_the_last_record_of_each_key(spark: SparkSession, tmp_path: Path) -> None:
     write_partition(tmp_path / "t-0", "a=1 b=2 -=3 | {pid=1 txn} b=6 | {pid=1 abort} || a=7 d=- | {codec=zstd} e=8 e=9")
     write_partition(tmp_path / "t-1", "a=1 | b=2")
     write_partition(tmp_path / "u-0", "a=1")
@@ -37,7 +37,7 @@ def test_the_last_record_of_each_key(spark: SparkSession, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_large_partition_equals_the_window(spark: SparkSession, tmp_path: Path) -> None:
+def test_compaction_of_a_large_partition_equals_a_sql_window(spark: SparkSession, tmp_path: Path) -> None:
     rng = random.Random(5)
     for partition in range(2):
         folder = tmp_path / "archive" / f"t-{partition}"

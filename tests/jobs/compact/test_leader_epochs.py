@@ -52,7 +52,7 @@ def later(lab: Lab) -> str:
 
 
 @pytest.mark.parametrize("left", ["0\n2\n5 4\n7 6\n", "0\n2\n5 5\n7 6\n", "0\n0\n"])
-def test_the_store_keeps_the_epochs_of_what_it_keeps(lab: Lab, left: str) -> None:
+def test_store_keeps_leader_epochs_of_retained_records(lab: Lab, left: str) -> None:
     give_up(lab, left)
     assert later(lab) == KNOWN
 
@@ -69,7 +69,7 @@ def test_epochs_below_the_log_start_are_removed(lab: Lab) -> None:
     assert later(lab) == "0\n2\n5 5\n7 6\n"
 
 
-def test_verify_asks_for_no_epoch_below_the_log_start(lab: Lab) -> None:
+def test_verify_requires_no_epoch_below_the_log_start(lab: Lab) -> None:
     """DeleteRecords moved it; the archive's file, written before, still names the epochs of what is below."""
     offset_checkpoint(lab.archive / "log-start-offset-checkpoint", {"t-0": 5})
     assert later(lab) == "0\n2\n5 5\n7 6\n"
@@ -78,7 +78,7 @@ def test_verify_asks_for_no_epoch_below_the_log_start(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("left", ["0\n2\n9 12\n10 13\n", "0\n1\n10 13\n", "0\n1\n12 99\n", "0\n0\n"])
-def test_epochs_between_the_two_files_come_from_the_batches(lab: Lab, left: str) -> None:
+def test_epochs_missing_in_both_files_are_read_from_batches(lab: Lab, left: str) -> None:
     """The broker's retention deleted more than the store has read: its epoch file begins above the offsets of the last
     generation.
     """

@@ -48,7 +48,7 @@ def test_counted_bytes_equal_those_of_the_kernel(archive, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["threads", pytest.param("spark", marks=pytest.mark.spark)])
-def test_a_run_takes_as_long_as_its_bytes_should(request, archive, tmp_path, engine):
+def test_duration_of_a_limited_run_matches_its_bytes(request, archive, tmp_path, engine):
     if engine == "spark":
         request.getfixturevalue("spark")
     with _sum() as spent:
@@ -61,7 +61,7 @@ def test_a_run_takes_as_long_as_its_bytes_should(request, archive, tmp_path, eng
     ]
 
 
-def test_a_restore_keeps_to_the_limit(archive, tmp_path):
+def test_restore_does_not_exceed_the_io_limit(archive, tmp_path):
     """A reflink moves no bytes: only its checksum is read. The end of each log is read again, for the report."""
     _compact(archive, tmp_path / "store", engine="threads")
     with _sum() as spent:
@@ -73,7 +73,7 @@ def test_a_restore_keeps_to_the_limit(archive, tmp_path):
 
 
 @pytest.mark.spark
-def test_an_audits_reading_keeps_to_the_limit(spark, archive, tmp_path):
+def test_audit_does_not_exceed_the_io_limit(spark, archive, tmp_path):
     """By the setting, as other jobs in tasks; on Spark each of the tasks has its part."""
     config = {"job": {"max.bytes.per.second": LIMIT // 8}}
     report = lastkey.audit("keys", archive, audits=tmp_path / "audits", config=config)

@@ -42,7 +42,7 @@ def at(place: Place, days: int) -> tuple[int, str]:
     return code, "".join(place.capsys.readouterr())
 
 
-def test_verify_reports_it_and_compact_keeps_the_earlier_batch(place: Place) -> None:
+def test_lost_marker_is_reported_by_verify_and_compact_keeps_the_earlier_batch(place: Place) -> None:
     place.write(ABORTED)
     code, output = place.run("verify", str(place.archive.parent))
     assert (code, PROBLEM in output) == (3, True)
@@ -53,7 +53,7 @@ def test_verify_reports_it_and_compact_keeps_the_earlier_batch(place: Place) -> 
     assert (code, "the outcome of this transaction is unknown" in output) == (0, True)
 
 
-def test_later_runs_keep_it_too(place: Place) -> None:
+def test_later_runs_keep_the_batch_before_a_lost_marker(place: Place) -> None:
     """The header of the batch that shows the loss is kept with the marker, so a later run detects the loss again."""
     place.write(ABORTED)
     assert place.compact()[0] == 0
@@ -65,7 +65,7 @@ def test_later_runs_keep_it_too(place: Place) -> None:
         assert place.run("verify", "--store", str(place.store))[0] == 0
 
 
-def test_record_without_marker_supersedes_no_other(place: Place) -> None:
+def test_record_without_a_marker_supersedes_no_record(place: Place) -> None:
     place.write(
         "a=0 k=0 | {pid=1 epoch=0 txn} a=1@3 | {pid=1 epoch=1 txn base=5} b=2@5 | {pid=1 epoch=1 commit} || k=1 || h=8"
     )
@@ -79,7 +79,7 @@ def test_record_after_a_lost_marker_is_kept(place: Place) -> None:
     assert place.generation() == "1:a=1 | [2-2] | COMMIT | 4:a=2 5:b=3 || 6:h=8"
 
 
-def test_tombstones_behind_it_stay(place: Place) -> None:
+def test_tombstones_after_a_lost_marker_are_kept(place: Place) -> None:
     """Readers see a=1, because the next marker is a COMMIT; removing the tombstone would bring a=1 back."""
     place.write(f"{COMMITTED} || a=- b=- | c=1 || c=2 || h=8")
     for days in range(4):
@@ -102,7 +102,7 @@ def test_several_epochs_are_lost_before_one_marker(place: Place) -> None:
     assert place.generation() == ("0:a=0 | 1:x=1 | 2:a=1 | 3:a=2 | [4-4] | COMMIT | COMMIT | 7:a=4 || 8:h=8")
 
 
-def test_an_open_transaction_behind_a_lost_marker(place: Place) -> None:
+def test_open_transaction_after_a_lost_marker_stops_cleaning(place: Place) -> None:
     """For a broker the transaction has been open since the earlier batch, so nothing is cleaned from there on."""
     place.write("k=0 || k=1 | {pid=1 epoch=0 txn} a=1 | {pid=1 epoch=1 txn base=4} b=2@4 || g=7 || h=8")
     assert place.run("verify", str(place.archive.parent))[0] == 3

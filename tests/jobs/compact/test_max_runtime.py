@@ -76,7 +76,7 @@ def over_after_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("over_after_one")
-def test_each_partition_has_its_turn(tmp_path: Path) -> None:
+def test_every_partition_is_finished_in_one_of_several_limited_runs(tmp_path: Path) -> None:
     """Each run finishes one partition and is cut off in another; all partitions get new records before each run."""
     lab, turns = _threads(tmp_path), []
     for night in range(8):
@@ -95,7 +95,7 @@ def test_each_partition_has_its_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("over_after_one")
-def test_the_report_says_what_is_left(tmp_path: Path) -> None:
+def test_report_names_unfinished_partitions(tmp_path: Path) -> None:
     lab = _threads(tmp_path)
     _grow(lab, 0)
     report = _run(lab, 0)
@@ -115,7 +115,7 @@ def test_the_report_says_what_is_left(tmp_path: Path) -> None:
     assert (report.exit_code, report.partial) == (PROBLEMS, True)  # exit code of problems precedes that of partial runs
 
 
-def test_a_run_that_is_done_in_time_is_like_any_other(tmp_path: Path) -> None:
+def test_run_within_the_limit_equals_an_unlimited_run(tmp_path: Path) -> None:
     lab = _threads(tmp_path)
     _grow(lab, 0)
     report = _run(lab, 0, max_runtime=parse_duration("", "999999999d"))
@@ -124,7 +124,7 @@ def test_a_run_that_is_done_in_time_is_like_any_other(tmp_path: Path) -> None:
     assert (report.exit_code, report.partial) == (DONE, False)
 
 
-def test_no_time_at_all_leaves_everything_to_the_next_run(tmp_path: Path) -> None:
+def test_run_with_zero_runtime_postpones_every_partition(tmp_path: Path) -> None:
     lab = _threads(tmp_path)
     _grow(lab, 0)
     report = _run(lab, 0, max_runtime=1e-9)
@@ -134,7 +134,7 @@ def test_no_time_at_all_leaves_everything_to_the_next_run(tmp_path: Path) -> Non
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_spark_s_tasks_end_in_time_too(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_spark_stop_at_the_limit(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is over when the first result comes: at least that is committed, and the next run does the rest."""
     lab, stops = Lab(spark, tmp_path), []
     _grow(lab, 0)
@@ -163,7 +163,7 @@ def test_spark_s_tasks_end_in_time_too(spark: Any, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("30m", 1800), ("4h", 14400), ("1h30m", 5400), (" 2d1s ", 172801)]
 )
-def test_durations(text: str, seconds: int) -> None:
+def test_max_runtime_accepts_durations(text: str, seconds: int) -> None:
     assert parse_duration("--max-runtime", text) == seconds
 
 

@@ -17,7 +17,7 @@ NOTE = "u-0: not in the archive any more; generation 1 uses 1 segment of it, fro
 
 
 @pytest.mark.parametrize("left", ["others", "an empty folder"])
-def test_segments_that_went_with_their_partition_are_missed(
+def test_segments_of_a_missing_partition_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], left: str
 ) -> None:
     archive = tmp_path / "archive"
@@ -50,7 +50,7 @@ def test_segments_that_went_with_their_partition_are_missed(
         assert run(topics="t")["notes"] == []  # the other was not selected
 
 
-def test_segments_that_lie_elsewhere_are_named_until_a_generation_knows_it(
+def test_moved_segments_are_reported_until_a_generation_references_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     archive, store = tmp_path / "archive", str(tmp_path / "store")

@@ -29,7 +29,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     os.umask(before)
 
 
-def test_the_umask_can_only_take_more_away(tmp_path: Path, umask: int) -> None:
+def test_umask_can_only_remove_permissions(tmp_path: Path, umask: int) -> None:
     make_private(open_root(str(tmp_path)), "a")
     assert _mode(tmp_path / "a") == 0o600 & ~umask
 
@@ -37,7 +37,7 @@ def test_the_umask_can_only_take_more_away(tmp_path: Path, umask: int) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["auto", "always"])
-def test_logs_of_a_store_are_their_owners_alone(
+def test_logs_of_a_store_are_readable_by_their_owner_only(
     spark: Any, cases: Any, now_ms: int, tmp_path: Path, split: str
 ) -> None:
     lab = Lab(spark, tmp_path, {"defaults": COMPACT, "job": {"split.bytes": 1000, "split.by": split}})

@@ -38,7 +38,7 @@ def honest(place: Place, *texts: str) -> str:
     return other.generation()
 
 
-def test_a_log_whose_beginning_came_back(place: Place) -> None:
+def test_snapshot_of_a_log_without_its_beginning_limits_cleaning(place: Place) -> None:
     """The snapshots are of a copy that held later segments alone."""
     place.write(LOG)
     place.deny()
@@ -55,7 +55,7 @@ def test_a_log_whose_beginning_came_back(place: Place) -> None:
     assert place.run("verify", "--store", str(place.store))[0] == 0
 
 
-def test_a_store_that_holds_the_transaction(place: Place) -> None:
+def test_open_transaction_in_the_store_limits_cleaning(place: Place) -> None:
     """The archive no longer has the offsets of the store, and its snapshots cover only the remaining log."""
     place.write(BEGINS)
     assert place.compact("--sealed")[0] == 0
@@ -85,7 +85,7 @@ def test_a_sealed_archive_is_still_needed(place: Place) -> None:
     assert code == 0 and "no longer needed" not in output
 
 
-def test_a_generation_does_not_hand_the_snapshot_on(place: Place) -> None:
+def test_generation_has_snapshots_without_the_open_transaction(place: Place) -> None:
     """A broker that starts on the restored files believes the newest snapshot."""
     place.write(f"a=1 || a=2 || {LOG}".replace("|| k", "| k"))
     opened = {path.name: path.read_bytes() for path in files_in(place.archive, "*.snapshot")}
@@ -102,7 +102,7 @@ def test_a_generation_does_not_hand_the_snapshot_on(place: Place) -> None:
     assert place.run("verify", "--store", str(place.store))[0] == 0
 
 
-def test_verify_names_the_snapshot(place: Place) -> None:
+def test_verify_names_the_snapshot_with_the_open_transaction(place: Place) -> None:
     place.write(LOG)
     assert place.run("verify", str(place.archive.parent))[0] == 0
     (place.archive / segment_file(6, "snapshot")).write_bytes(NO_PRODUCERS)
@@ -115,7 +115,9 @@ def test_verify_names_the_snapshot(place: Place) -> None:
     assert "00000000000000000003.snapshot" not in output
 
 
-def test_verify_names_a_generation_that_was_cleaned_past_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_reports_a_generation_cleaned_past_an_open_transaction(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As older versions made them."""
     place.write(LOG)
     with monkeypatch.context() as patch:
@@ -130,7 +132,7 @@ def test_verify_names_a_generation_that_was_cleaned_past_it(place: Place, monkey
     ) in output
 
 
-def test_verify_asks_for_no_transaction_below_the_log_start(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_requires_no_transaction_below_the_log_start(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner deleted the partition's records, so the generation keeps none of them."""
     place.write(LOG)
     (place.archive.parent / "log-start-offset-checkpoint").write_text("0\n1\nt 0 4\n")
@@ -141,7 +143,7 @@ def test_verify_asks_for_no_transaction_below_the_log_start(place: Place, monkey
     assert code == 0, output
 
 
-def test_reindex_makes_no_snapshot_of_a_log_without_its_beginning(place: Place) -> None:
+def test_reindex_writes_no_snapshot_for_a_log_without_its_beginning(place: Place) -> None:
     place.write(LOG)
     place.lose(3)
     for _ in range(2):  # the second run learns nothing from the first

@@ -13,7 +13,7 @@ from tests.builders.logs import write_partition
 from tests.builders.steps import at_step
 
 
-def test_a_run_whose_plan_is_overtaken_plans_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outdated_plan_is_replaced_before_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run must notice that another run overtook it. Without the check it finishes its work and then loses it with
     exit code 4, also with --wait.
     """

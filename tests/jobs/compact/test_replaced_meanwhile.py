@@ -14,7 +14,7 @@ from tests.builders.steps import at_step
 _CONFIG = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n'
 
 
-def test_files_that_a_vacuum_took_under_a_run_are_a_conflict(
+def test_files_deleted_by_vacuum_during_a_run_are_a_conflict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A generation that another run replaces during the read is a conflict (exit code 4), not an unreadable file (exit

@@ -34,7 +34,7 @@ def _remove(log):
         path.unlink()
 
 
-def test_a_generation_outlives_the_reset_after_a_gap(tmp_path, tmp_path_factory):
+def test_generation_before_a_gap_is_kept_after_a_reset(tmp_path, tmp_path_factory):
     case = golden(tmp_path_factory)["idem-active"]
     now_ms = max(case.now_ms(1, p) for p in case.partitions)
     lab = Lab(None, tmp_path)

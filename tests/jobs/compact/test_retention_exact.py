@@ -98,7 +98,7 @@ def test_exact_retention_removes_exactly_the_older_records(runs):
         runs.lab.check_whole([s for s in rows if s.root == "store"])
 
 
-def test_the_second_run_had_nothing_to_do(runs):
+def test_second_run_expires_no_record(runs):
     assert {t: r.status for t, r in by_topic(runs.reports[1]).items()} == {"plain": "not_due", "both": "not_due"}
     assert runs.reports[1].generations == {}
 
@@ -117,7 +117,7 @@ def test_the_report_counts_expired_records(runs):
     assert json.loads(history[0].settings)["retention_exact"] is True
 
 
-def test_smallest_timestamps_are_known(runs):
+def test_smallest_timestamps_of_segments_are_stored(runs):
     rows = runs.lab.state().current()[1]["plain", 0]
     for row in rows:
         held = [r.timestamp for b in runs.lab.batches([row]) for r in b.records]
@@ -132,7 +132,7 @@ def test_verify_accepts_a_store_with_expired_records(runs):
 
 
 @pytest.mark.parametrize("topic", ["plain", "both"])
-def test_verify_under_another_story(runs, topic):
+def test_verify_with_other_limits_reports_wrongly_kept_or_removed_records(runs, topic):
     """With a longer limit, removed records are missing; with a shorter one, some records should have been removed."""
     state = runs.lab.state()
     history = {run.generation_after: run for run in state.histories()[topic, 0]}
@@ -153,7 +153,7 @@ def test_verify_under_another_story(runs, topic):
     assert {p.expected for p in shorter} == {"no record older than retention.ms, as retention.exact says"}
 
 
-def test_a_store_of_an_older_version_continues(cases, now_ms, tmp_path):
+def test_store_of_an_older_version_is_continued(cases, now_ms, tmp_path):
     """Its rows have no smallest timestamps."""
     lab = Lab(None, tmp_path, settings={"defaults": COMPACT})
     source = only_input(cases["snappy-zipf"])
@@ -167,7 +167,7 @@ def test_a_store_of_an_older_version_continues(cases, now_ms, tmp_path):
     assert verify.run(VerifyOptions(None, store=str(lab.store), config=parse_config({})), Silent()).exit_code == 0
 
 
-def test_settings_that_contradict_each_other():
+def test_contradicting_settings_are_refused():
     with raises_kind(BAD_SETTING, match=r"retention\.exact: expected a retention\.ms of 0 or more"):
         parse_config({"topics": {"users": {"cleanup.policy": "delete", "retention.exact": True}}})
     with raises_kind(BAD_SETTING, match=r"retention\.exact: expected delete in cleanup.policy"):
@@ -201,7 +201,7 @@ def lazily(now_ms: int, oldest_ms: int) -> dict[str, Any]:
     return out | {"defaults": out["defaults"] | {"min.cleanable.dirty.ratio": 1.0}}
 
 
-def test_verify_knows_which_runs_compacted(now_ms, tmp_path, monkeypatch):
+def test_verify_distinguishes_runs_with_retention_only(now_ms, tmp_path, monkeypatch):
     """The policy is compact,delete; the run applied only retention, all young records remain, superseded ones too."""
     lab = Lab(None, tmp_path)
     folder = lab.archive / "both-0"
@@ -226,7 +226,7 @@ def test_verify_knows_which_runs_compacted(now_ms, tmp_path, monkeypatch):
     assert problem.expected == "every record that retention.ms and retention.bytes did not delete"
 
 
-def test_verify_sees_a_wrong_smallest_timestamp(cases, now_ms, tmp_path, monkeypatch):
+def test_verify_reports_a_wrong_smallest_timestamp(cases, now_ms, tmp_path, monkeypatch):
     """A wrong smallest timestamp hides the segment from later runs, which then never remove its expired records."""
     lab, oldest = begun(cases, now_ms, tmp_path)
     monkeypatch.setattr(segment_output, "least_timestamp", lambda rows: 2**63 - 1)
@@ -237,7 +237,7 @@ def test_verify_sees_a_wrong_smallest_timestamp(cases, now_ms, tmp_path, monkeyp
     assert code != 0, text
 
 
-def test_verify_of_an_undated_record_that_went_with_its_cleaned_segment(now_ms, tmp_path):
+def test_verify_accepts_removal_of_a_record_without_timestamp_in_a_cleaned_segment(now_ms, tmp_path):
     """The rest of the compacted segment has expired for retention and for Kafka; verify uses the source's time, which
     comes from a superseded record.
     """

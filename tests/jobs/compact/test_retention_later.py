@@ -60,7 +60,7 @@ def took(report: Any) -> list[tuple[str, int]]:
     return [(one.reason, one.segments) for one in by_topic(report)["t"].log.expired]
 
 
-def test_young_records_of_an_accepted_gap_return(lab):
+def test_records_of_an_accepted_gap_are_read_when_restored(lab):
     """Retention did not delete the offsets of an accepted gap: the log start must not move past the gap."""
     folder = write(lab)
     missing = folder / f"{2:020d}.log"
@@ -77,7 +77,7 @@ def test_young_records_of_an_accepted_gap_return(lab):
 
 
 @pytest.mark.parametrize("words", ["compact", "delete"])
-def test_an_archive_that_grew_is_still_needed_where_nothing_expires(lab, words):
+def test_grown_archive_is_needed_while_nothing_expires(lab, words):
     """The store holds all there is; then the archive grows, and nothing is due: it must not be dropped."""
     write(lab)
     first = policy("compact") if words == "compact" else policy("delete", ms=0)
@@ -90,7 +90,7 @@ def test_an_archive_that_grew_is_still_needed_where_nothing_expires(lab, words):
 
 @pytest.mark.parametrize("words", ["delete", "compact,delete"])
 @pytest.mark.parametrize("sealed", [True, False])
-def test_an_empty_generation_is_not_made_again_and_again(lab, sealed, words):
+def test_empty_generation_is_written_once(lab, sealed, words):
     write(lab)
     settings = policy(words, ms=0)
     assert list(lab.run(20_000, settings=settings, sealed=True).generations.values()) == [1]
@@ -100,7 +100,7 @@ def test_an_empty_generation_is_not_made_again_and_again(lab, sealed, words):
         assert again.generations == {}
 
 
-def test_the_command_line_says_compact(lab):
+def test_policy_of_the_command_line_disables_expiry(lab):
     """A policy on the command line is the one that holds, or the run is refused; otherwise expiry was not requested."""
     write(lab)
     settings = {"defaults": {"cleanup.policy": "compact,delete", "retention.ms": 0, "min.cleanable.dirty.ratio": 0.0}}
@@ -109,7 +109,7 @@ def test_the_command_line_says_compact(lab):
 
 
 @pytest.mark.parametrize("words", ["delete", "compact,delete"])
-def test_the_brokers_own_retention_beside_ours_is_a_gap(lab, words):
+def test_segments_deleted_by_the_broker_above_our_retention_are_a_gap(lab, words):
     """Between runs the archive loses segments that the generation uses. The report names the loss, expired or not."""
     folder = write(lab)
     settings = policy(words, ms=LIMIT_MS)
@@ -122,7 +122,7 @@ def test_the_brokers_own_retention_beside_ours_is_a_gap(lab, words):
     assert lab.state().current() == before
 
 
-def test_verify_says_that_it_could_not_see_what_went(lab):
+def test_verify_notes_removed_segments_that_it_cannot_check(lab):
     """The archive lost the expired segments. Their age is unknown, so verify must report this."""
     folder = write(lab)
     assert took(lab.run(2500 + LIMIT_MS, settings=policy("delete", ms=LIMIT_MS))) == [("time", 2)]
@@ -137,7 +137,7 @@ def test_verify_says_that_it_could_not_see_what_went(lab):
     assert report.all_not_checked != []
 
 
-def test_verify_goes_by_the_times_that_retention_goes_by(lab):
+def test_verify_uses_the_timestamps_of_retention(lab):
     """Records without a timestamp count by their segment's largest one; by its file's time only where it has none."""
     write(lab, "a=1~-1 b=1~-1 | {ts=2000} c=1 || {ts=900000} d=1")
     assert took(lab.run(901_000, settings=policy("delete", ms=LIMIT_MS))) == [("time", 1)]
@@ -153,7 +153,7 @@ def test_segment_that_crosses_the_high_watermark_is_kept(lab):
     assert took(report) == [("time", 1)]
 
 
-def test_leader_epochs_begin_at_the_log_start_in_later_generations_too(lab):
+def test_leader_epochs_of_later_generations_begin_at_the_log_start(lab):
     """The archive's own checkpoint still begins where the archive does."""
     text = LOG.replace("{ts=2000}", "{ts=2000 leader=1}").replace("{ts=3000}", "{ts=3000 leader=2}")
     text = text.replace("{ts=4000}", "{ts=4000 leader=2}")
@@ -170,7 +170,7 @@ def test_leader_epochs_begin_at_the_log_start_in_later_generations_too(lab):
     assert (lab.folder() / "leader-epoch-checkpoint").read_text() == first
 
 
-def test_verify_trusts_no_log_start_without_a_reason(lab):
+def test_verify_reports_a_log_start_without_a_reason(lab):
     """Records younger than the limit are missing, as after DeleteRecords; the archive has no log start checkpoint."""
     write(lab)
     lab.run(2500 + LIMIT_MS, settings=policy("delete", ms=LIMIT_MS))
@@ -185,7 +185,7 @@ def test_verify_trusts_no_log_start_without_a_reason(lab):
     assert check_generation(replace(plan, retention_ms=10**9, expired=renamed)).problems
 
 
-def test_runs_count_what_expired(lab):
+def test_runs_command_counts_expired_records(lab):
     """`runs` does not count removed records as kept."""
     write(lab)
     report = lab.run(20_000, settings=policy("compact,delete", ms=0), sealed=True)

@@ -84,7 +84,7 @@ def runs(cases, now_ms, tmp_path_factory) -> Iterator[Runs]:
     yield Runs(lab, reports, [int(log.stem) for log in logs], largest, now_ms, lab.root / "whole")
 
 
-def test_each_run_takes_what_is_past_its_time(runs):
+def test_each_run_removes_expired_segments(runs):
     assert [runs.expired(n, "plain") for n in range(4)] == [[("time", 1)], [], [("time", 2)], []]
     assert [r.problem for report in runs.reports for r in report.results] == [None] * 8
     assert [len(report.generations) for report in runs.reports][:2] == [2, 0]
@@ -97,7 +97,7 @@ def test_each_run_takes_what_is_past_its_time(runs):
         assert rows[0].base_offset == checkpoints[key].log_start_offset
 
 
-def test_remaining_records_of_a_compacted_topic_are_young(runs):
+def test_retained_records_of_a_compacted_topic_are_within_the_limit(runs):
     checkpoints, manifests = runs.lab.state().current()
     kept = runs.lab.batches(manifests["both", 0])
     start = checkpoints["both", 0].log_start_offset
@@ -106,7 +106,7 @@ def test_remaining_records_of_a_compacted_topic_are_young(runs):
     assert sum(segments for n in range(4) for _, segments in runs.expired(n, "both")) > 0
 
 
-def test_a_store_that_forgot_what_expired_says_that_it_came_back(runs):
+def test_store_without_expiry_state_reports_reappeared_segments(runs):
     """As one that an older version wrote to: uncleanable, and nothing is read twice."""
     checkpoint = runs.lab.state().checkpoints()["plain", 0]
     archived = listed(str(runs.lab.archive)).partitions["plain", 0]
@@ -117,7 +117,7 @@ def test_a_store_that_forgot_what_expired_says_that_it_came_back(runs):
     assert isinstance(problem, Problem) and problem.state == "gap"
 
 
-def test_verify_and_the_report(runs):
+def test_verify_and_report_accept_expired_segments(runs):
     report = verify.run(VerifyOptions(None, store=str(runs.lab.store), config=parse_config({})), Silent())
     assert report.exit_code == 0, report.to_text()
     text = runs.reports[0].to_text()
@@ -157,7 +157,7 @@ def test_verify_detects_wrongly_removed_segments(runs, topic):
     assert check_generation(changed(plan, retention_ms=-1)).problems
 
 
-def test_settings_that_contradict_each_other(runs):
+def test_contradicting_retention_settings_are_refused(runs):
     with raises_kind(BAD_SETTING, match=r"retention\.ms: expected delete in cleanup.policy"):
         parse_config({"topics": {"users": {"cleanup.policy": "compact", "retention.ms": 5}}})
     parse_config({"defaults": {"retention.ms": 5}, "topics": {"users": {"cleanup.policy": "compact"}}})

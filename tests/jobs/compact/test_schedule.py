@@ -78,7 +78,7 @@ def six_nights(tmp_path_factory: pytest.TempPathFactory) -> Kept:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--set", "compaction.min.yield=0.2"), ("--io-budget", "100000")])
-def test_compact_rewrites_what_a_dry_run_has_shown(
+def test_compact_rewrites_the_segments_of_its_dry_run(
     six_nights: Kept, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
     nights = six_nights.again()
@@ -108,7 +108,7 @@ def test_compact_rewrites_what_a_dry_run_has_shown(
 
 
 @pytest.mark.slow
-def test_a_budget_puts_off_the_run_that_cleans_everything(tmp_path: Path) -> None:
+def test_io_budget_postpones_a_full_run(tmp_path: Path) -> None:
     nights, _ = _begun(tmp_path, nights=2, **{"compaction.full.ms": 0})
     for budget in (1000, 0):
         assert _result(nights, io_budget=budget).schedule
@@ -117,7 +117,7 @@ def test_a_budget_puts_off_the_run_that_cleans_everything(tmp_path: Path) -> Non
     assert not _result(nights).schedule
 
 
-def test_options_of_yields_are_named_where_they_have_no_effect(tmp_path: Path) -> None:
+def test_yield_options_without_effect_are_named(tmp_path: Path) -> None:
     nights, _ = _begun(tmp_path, nights=0, **{"compaction.schedule": "full"})
     report = nights.run(io_budget=1000)
     assert any("--io-budget had no effect" in note for note in report.notes)

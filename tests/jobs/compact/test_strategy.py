@@ -48,7 +48,7 @@ def settings(way: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_two_runs_and_what_verify_says(way, request, now_ms, tmp_path):
+def test_verify_accepts_two_runs_with_a_strategy(way, request, now_ms, tmp_path):
     if way == "several":
         request.getfixturevalue("spark")
     lab = Lab(None, tmp_path)
@@ -112,7 +112,7 @@ def _under_another_story(lab: Lab) -> None:
         assert {p.expected for p in problems} == {"the last committed record of every key"}
 
 
-def test_the_report_says_how_it_counts(tmp_path: Path) -> None:
+def test_report_names_the_strategy(tmp_path: Path) -> None:
     drawn(random.Random(1), tmp_path / "archive")
     tables = {"topics": {"t": {"cleanup.policy": "compact", "compaction.strategy": "timestamp"}}}
     given = ReportOptions(str(tmp_path / "archive"), "", now_ms=2_000_000_000_000, config=parse_config(tables))
@@ -120,7 +120,7 @@ def test_the_report_says_how_it_counts(tmp_path: Path) -> None:
     assert profile.notes == ("t-0: dead records are counted by offset, not by timestamp",)
 
 
-def test_settings_that_contradict_each_other() -> None:
+def test_contradicting_strategy_settings_are_refused() -> None:
     for table, expected in (
         ({"compaction.strategy": "header"}, r"compaction\.strategy\.header: expected the name of the header"),
         ({"compaction.strategy.header": "v"}, r"compaction\.strategy\.header: expected none"),

@@ -204,7 +204,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("breaks", "state", "kind"), WAYS, ids=[way[0].__name__ for way in WAYS])
-def test_the_way_out_frees_the_partition(
+def test_documented_remedy_makes_the_partition_cleanable(
     breaks: Callable[[Place], Way], state: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = Place(tmp_path, capsys)

@@ -75,7 +75,7 @@ def test_conversion_to_magic_3_and_back_restores_the_archive(archive: Path, tmp_
     assert sum(p.bytes_after for p in there.partitions) < sum(p.bytes_before for p in there.partitions)
 
 
-def test_a_generation_in_magic_3_is_the_one_that_is_restored(
+def test_restore_of_a_generation_in_magic_3_gives_the_same_log(
     archive: Path, cases: dict[str, Case], tmp_path: Path
 ) -> None:
     config = parse_config(
@@ -98,9 +98,7 @@ def test_a_generation_in_magic_3_is_the_one_that_is_restored(
     assert {p: d for p, d in ours.items() if "zstd" not in p} == {p: d for p, d in theirs.items() if "zstd" not in p}
 
 
-def test_a_store_does_not_continue_with_a_converted_archive(
-    archive: Path, cases: dict[str, Case], tmp_path: Path
-) -> None:
+def test_store_refuses_a_converted_archive(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
     """In the archive's place, the partitions of which a batch changed are problems, and nothing is written."""
     given = {"defaults": {"cleanup.policy": "compact", "null.keys": "drop"}, "job": {"engine": "threads"}}
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
@@ -122,9 +120,7 @@ def test_a_store_does_not_continue_with_a_converted_archive(
     assert read_tree(store / "segments") == before
 
 
-def test_damage_is_named_and_its_log_left_out(
-    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_log_is_reported_and_skipped(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = files_in(archive, "**/lz4-append-0/*.log")[0]
     flip(log, log.stat().st_size - 3)
     code = cli.main(

@@ -34,7 +34,7 @@ def archive(cases: dict[str, Case], tmp_path: Path) -> Path:
     return log_directory(cases, NAMES, tmp_path / "archive")
 
 
-def test_a_rerun_ends_what_was_killed(archive: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_rerun_completes_a_killed_conversion(archive: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     asked = request.config.getoption("--attack-cases") or 8
     call = f"killed_runs(Path({str(archive)!r}), Path({str(tmp_path)!r}), 31, {asked})"
     code = f"from pathlib import Path; from tests.builders.killed_conversions import killed_runs; {call}"
@@ -69,7 +69,7 @@ def test_conversion_with_other_options_or_changed_archive_is_refused(archive: Pa
     assert run(archive, output).exit_code == 0
 
 
-def test_a_log_that_could_not_be_read_is_read_again_by_the_rerun(archive: Path, tmp_path: Path) -> None:
+def test_rerun_reads_an_unreadable_log_again(archive: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     log = files_in(archive, "**/lz4-append-0/*.log")[0]
     flip(log, log.stat().st_size - 3)
@@ -82,7 +82,7 @@ def test_a_log_that_could_not_be_read_is_read_again_by_the_rerun(archive: Path, 
     assert "kept of a run that was cut off" in again.to_text()
 
 
-def test_two_runs_do_not_write_to_one_folder(archive: Path, tmp_path: Path) -> None:
+def test_two_conversions_cannot_write_to_one_folder(archive: Path, tmp_path: Path) -> None:
     def twice() -> None:
         with raises_kind(LOG_DIRECTORY_IN_USE):
             run(archive, tmp_path / "out")

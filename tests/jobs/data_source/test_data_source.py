@@ -57,7 +57,7 @@ def assert_rows(frame: DataFrame, ours: pa.Table) -> None:
 
 
 @pytest.mark.slow
-def test_columns_are_those_of_sparks_own_kafka_source(spark, archive):
+def test_columns_equal_those_of_the_kafka_source_of_spark(spark, archive):
     frame = load(spark, archive)
     assert [f.name for f in frame.schema] == [f.name for f in SPARK_COLUMNS if f.name != "headers"]
     with_headers = load(spark, archive, includeHeaders="true")
@@ -79,7 +79,7 @@ def test_rows_come_through_spark_unchanged(spark, archive, name, options):
 
 
 @pytest.mark.slow
-def test_golden_records_through_spark(spark, tmp_path_factory):
+def test_golden_records_are_equal_through_spark(spark, tmp_path_factory):
     """Codecs, legacy magics, headers, empty and null fields, timestamps out of range."""
     cases = golden(tmp_path_factory)
     for name in ("zstd-headers", "v1-gzip-append", "txn-zstd"):
@@ -123,14 +123,14 @@ def filtered(spark, archive) -> dict[str, list[tuple[Any, ...]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("condition", FILTERS)
-def test_filters_give_the_same_when_they_are_pushed_down(pushing, archive, filtered, condition):
+def test_pushed_down_filters_select_the_same_rows(pushing, archive, filtered, condition):
     found = load(pushing, archive, pushFilters="true").where(condition.format(ms=START_MS)).collect()
     assert sorted(found, key=place) == sorted(filtered[condition], key=place)
     assert len(found) < 14
 
 
 @pytest.mark.slow
-def test_filters_that_spark_does_not_push_down(spark, archive, filtered):
+def test_filters_without_push_down_select_the_same_rows(spark, archive, filtered):
     frame = load(spark, archive, pushFilters="true")
     for condition in FILTERS[:2]:
         found = frame.where(condition.format(ms=START_MS)).collect()
@@ -147,7 +147,7 @@ def test_pushed_filters_are_reported(pushing, archive):
 
 
 @pytest.mark.slow
-def test_a_filter_of_one_query_is_not_that_of_the_next(pushing, archive):
+def test_filter_of_a_query_does_not_affect_the_next_query(pushing, archive):
     """Also where Spark's setting is on, and Spark 4.2 itself mixes them up: a DataFrame, a join with itself, a view."""
     frame = load(pushing, archive)
     n = frame.count()
@@ -161,7 +161,7 @@ def test_a_filter_of_one_query_is_not_that_of_the_next(pushing, archive):
 
 
 @pytest.mark.slow
-def test_spark_still_mixes_up_filters(pushing, archive):
+def test_spark_confuses_filters_of_two_queries(pushing, archive):
     """Why the option pushFilters is false by default. When this fails Spark has been mended: make it true."""
     frame = load(pushing, archive, pushFilters="true")
     n = frame.count()
@@ -170,7 +170,7 @@ def test_spark_still_mixes_up_filters(pushing, archive):
 
 
 @pytest.mark.slow
-def test_schema_chooses_columns(spark, archive):
+def test_schema_selects_columns(spark, archive):
     frame = spark.read.format("kafka_log").schema("offset LONG, key BINARY, codec STRING").load(str(archive))
     assert frame.columns == ["offset", "key", "codec"]
     assert frame.where("codec = 'zstd'").count() == 2
@@ -190,7 +190,7 @@ def test_schema_chooses_columns(spark, archive):
         ("", "expected at least one column"),
     ],
 )
-def test_invalid_schema(archive, columns, message):
+def test_invalid_schema_is_refused(archive, columns, message):
     """Spark reads nulls of a column that may be none as a NullPointerException, and no columns as no rows."""
     from lastkey.jobs.errors import UsageError
 
@@ -201,7 +201,7 @@ def test_invalid_schema(archive, columns, message):
         arrow_schema(KafkaLog.columns, parse_options("kafka_log", archive), schema)
 
 
-def test_names_that_look_like_something_else(archive, tmp_path):
+def test_paths_with_special_characters_are_read(archive, tmp_path):
     """A folder with a pattern's characters; a local path as Hadoop writes it; files beside a log, which are none."""
     folder = tmp_path / "copy [of] orders?"
     write_partition(folder / "orders-0", "a=1 | b=2")
@@ -223,7 +223,7 @@ def test_a_view_in_sql_reads_records(spark, archive):
 
 
 @pytest.mark.slow
-def test_several_paths_globs_and_single_files(spark, archive):
+def test_several_paths_globs_and_single_files_are_read(spark, archive):
     paths = [str(archive / "orders-1"), str(archive / "users-0")]
     assert spark.read.format("kafka_log").load(paths).count() == 5
     assert load(spark, archive / "orders-*").count() == 12
@@ -271,7 +271,7 @@ ERRORS = [
 @pytest.mark.parametrize(
     ("options", "message"), ERRORS, ids=[next(iter(o)) + "=" + next(iter(o.values())) for o, _ in ERRORS]
 )
-def test_invalid_option(archive, options, message):
+def test_invalid_option_is_refused(archive, options, message):
     from lastkey.jobs.errors import UsageError
 
     with pytest.raises(UsageError, match=message):
@@ -298,7 +298,7 @@ def test_credentials_are_refused_and_not_repeated(options):
 
 
 @pytest.mark.slow
-def test_errors_reach_the_user(spark, archive, tmp_path):
+def test_spark_reports_errors_of_options_and_paths(spark, archive, tmp_path):
     with pytest.raises(AnalysisException, match="unknown option topcis; did you mean topics"):
         load(spark, archive, topcis="x")
     with pytest.raises(PySparkException, match=r"expected an archive, a partition's folder or a \.log, found nothing"):
@@ -322,7 +322,7 @@ def test_errors_reach_the_user(spark, archive, tmp_path):
         ("kafka_log", {"endingOffsets": '{"orders":{"0":1}}'}, "endingOffsets: a stream has no end"),
     ],
 )
-def test_why_there_is_no_stream_reaches_the_user(spark, archive, name, options, message):
+def test_spark_reports_unsupported_stream_options(spark, archive, name, options, message):
     frame = spark.readStream.format(name).options(**options).load(str(archive))
     query = frame.writeStream.format("noop").trigger(availableNow=True).start()
     with pytest.raises(PySparkException, match=rf"UsageError: {message}.*\n"):
@@ -331,7 +331,7 @@ def test_why_there_is_no_stream_reaches_the_user(spark, archive, name, options, 
 
 
 @pytest.mark.slow
-def test_damage_reaches_the_user(spark, tmp_path):
+def test_spark_reports_damage(spark, tmp_path):
     log = write_partition(tmp_path / "t-0", "a=1 | b=2 | c=3").logs[0]
     data = bytearray(log.read_bytes())
     data[-1] ^= 1
@@ -385,7 +385,7 @@ def test_workers_import_no_session(archive):
 
 
 @pytest.mark.slow
-def test_out_of_range_timestamps(spark, tmp_path):
+def test_timestamps_out_of_range_are_null_in_spark(spark, tmp_path):
     write_partition(tmp_path / "t-0", f"a=1~{2**62} b=2~-1")
     rows = load(spark, tmp_path, columns="timestamp,timestamp_ms").toArrow()
     assert rows["timestamp_ms"].to_pylist() == [2**62, -1]
@@ -393,7 +393,7 @@ def test_out_of_range_timestamps(spark, tmp_path):
     assert pa.types.is_timestamp(rows["timestamp"].type)
 
 
-def test_every_column_has_its_place_on_the_page():
+def test_every_column_is_on_the_reference_page():
     section = (ROOT / "docs/reference/data-source.md").read_text()
     default = {field.name for field in SPARK_COLUMNS}
     assert all(f"`{name}`" in section for name in set(KafkaLog.columns.names) - default)

@@ -80,7 +80,7 @@ def keys(path=None, **options: str) -> list[tuple[str, int, bytes]]:
     return [(r["topic"], r["offset"], r["key"]) for r in found]
 
 
-def test_the_current_generation_and_an_old_one(made):
+def test_current_and_older_generations_are_read(made):
     second = [("t", 1, b"b"), ("t", 4, b"a"), ("t", 5, b"d"), ("u", 0, b"u")]
     assert keys(store=str(made.store)) == second
     assert keys(store=str(made.store), generation="2") == second[:3]
@@ -92,7 +92,7 @@ def test_the_current_generation_and_an_old_one(made):
     assert batches["base_offset"].to_pylist() == [1, 4, 5]
 
 
-def test_a_marker_in_the_archive_decides_of_data_in_the_store(tmp_path):
+def test_marker_in_the_archive_decides_transactions_in_the_store(tmp_path):
     lies = Store(tmp_path)
     write_segment(lies.folder(3), "{pid=1 txn} b=2@1 | a=5@4")
     write_partition(lies.archive / "t-0", "a=1 b=2 a=3 || c=4 a=5 || {pid=1 abort} | e=7")
@@ -102,13 +102,13 @@ def test_a_marker_in_the_archive_decides_of_data_in_the_store(tmp_path):
     assert [offset for _, offset, _ in keys(isolationLevel="read_committed", **given)] == [4, 6]
 
 
-def test_the_archive_may_have_moved(made, tmp_path):
+def test_moved_archive_can_be_named_by_option(made, tmp_path):
     moved = Path(shutil.copytree(made.archive, tmp_path / "elsewhere"))
     shutil.rmtree(moved / "u-0")
     assert keys(moved, store=str(made.store), topics="t") == keys(store=str(made.store), topics="t")
 
 
-def test_no_query_needs_the_history(made, tmp_path):
+def test_queries_need_no_history_table(made, tmp_path):
     store = Path(shutil.copytree(made.store, tmp_path / "copied"))
     shutil.rmtree(store / "state" / "cleaner_runs")
     for more in ({}, {"generation": "1"}):
@@ -131,7 +131,7 @@ def test_a_missing_generation_store_or_topic_is_refused(made, tmp_path):
     assert len(keys(store=str(vacuumed), topics="t")) == 3
 
 
-def test_a_generation_by_yield_whose_logs_lie_in_folders_of_earlier_ones(tmp_path):
+def test_generation_with_logs_in_folders_of_earlier_generations_is_read(tmp_path):
     lab = run_nights(tmp_path)
     current = lab.state().current()
     segments = current[1]["t", 0]
@@ -147,7 +147,7 @@ def test_a_generation_by_yield_whose_logs_lie_in_folders_of_earlier_ones(tmp_pat
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_generations_that_the_job_wrote(spark, tmp_path, tmp_path_factory):
+def test_generations_written_by_compact_are_read(spark, tmp_path, tmp_path_factory):
     """Two runs of compact on real partitions; the first generation's tasks are planned before the second run."""
     cases = golden(tmp_path_factory)
     lab = Lab(None, tmp_path)

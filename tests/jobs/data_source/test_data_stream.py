@@ -100,7 +100,7 @@ def test_new_stream_begins_at_the_end(tmp_path):
     assert by_time.initialOffset() == {"t": {"0": 2}}
 
 
-def test_a_torn_tail_is_not_read_past(tmp_path):
+def test_stream_does_not_read_past_a_torn_tail(tmp_path):
     log = Growing(tmp_path / "archive" / "t-0", "a=1")
     stream = reader(tmp_path / "archive", startingOffsets="earliest")
     log.add("b=2 | c=3 d=4", torn=10)
@@ -111,7 +111,7 @@ def test_a_torn_tail_is_not_read_past(tmp_path):
     assert micro_batches(stream, first) == [["3", "4"]]
 
 
-def test_new_segments_and_new_partitions(tmp_path):
+def test_stream_reads_new_segments_and_partitions(tmp_path):
     archive = tmp_path / "archive"
     log = Growing(archive / "t-0", "a=1")
     stream = reader(archive)
@@ -130,7 +130,7 @@ def test_new_segments_and_new_partitions(tmp_path):
     assert micro_batches(only, only.initialOffset()) == [["7", "8"]]
 
 
-def test_an_archive_that_is_empty_at_first(tmp_path):
+def test_stream_of_an_initially_empty_archive_reads_new_records(tmp_path):
     archive = tmp_path / "archive"
     archive.mkdir()
     stream = reader(archive, topics="t")
@@ -160,7 +160,7 @@ def test_limits_of_a_trigger_move_every_partition_and_read_no_record_twice(tmp_p
     assert stream.latestOffset(stream.initialOffset(), ReadMaxBytes(1)) == {"t": {"0": 1, "1": 1}}
 
 
-def test_available_now_reads_what_is_there_and_no_more(tmp_path):
+def test_available_now_reads_existing_records_only(tmp_path):
     log = Growing(tmp_path / "archive" / "t-0", "a=1 | b=2 | c=3")
     stream = reader(tmp_path / "archive", startingOffsets="earliest", maxOffsetsPerTrigger="2")
     start = stream.initialOffset()
@@ -218,7 +218,7 @@ def test_restart_skips_no_offsets(tmp_path):
         rows(StreamReader(several, SCHEMA), start, end)
 
 
-def test_a_new_partition_that_loses_its_begin_before_a_restart(tmp_path):
+def test_new_partition_without_its_beginning_at_a_restart_is_reported(tmp_path):
     """The checkpoint contains the start offset of a partition before the stream reads any of its records."""
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1")
@@ -238,7 +238,7 @@ def test_a_new_partition_that_loses_its_begin_before_a_restart(tmp_path):
     assert (rows(lenient, start, begun), rows(lenient, begun, end)) == ([], ["3"])
 
 
-def test_a_partition_that_cannot_be_read_when_a_stream_begins(tmp_path):
+def test_unreadable_partition_at_the_start_of_a_stream_is_reported(tmp_path):
     """Such a partition never starts at another offset than the options state, whenever it becomes readable."""
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1")
@@ -267,14 +267,14 @@ def test_a_partition_that_cannot_be_read_when_a_stream_begins(tmp_path):
     assert stream().initialOffset() == {"t": {"0": 1, "1": 9}}  # above its end: nothing below can ever be read
 
 
-def test_missing_partition_is_reported_beside_quarantined_damage(tmp_path):
+def test_missing_partition_is_reported_in_addition_to_damage(tmp_path):
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1")
     with raises_kind(DATA_LOSS, match="t-1: expected offset 1, where the stream continues, found no such"):
         reader(archive, badRecords="quarantine").latestOffset({"t": {"0": 1, "1": 1}}, ReadAllAvailable())
 
 
-def test_a_log_that_ends_before_the_stream_is_reported_beside_damage_that_is_quarantined(tmp_path):
+def test_truncated_log_is_reported_in_addition_to_damage(tmp_path):
     """The log may have been recreated: a stream that waited would never read new records below its old offset."""
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1 | b=2")
@@ -289,7 +289,7 @@ def test_a_log_that_ends_before_the_stream_is_reported_beside_damage_that_is_qua
 
 
 @pytest.mark.parametrize("aside", [{}, {"badRecords": "quarantine"}], ids=["strict", "quarantine"])
-def test_a_log_that_ends_before_the_stream_is_read_on_from_its_end(tmp_path, aside):
+def test_stream_continues_at_the_end_of_a_truncated_log(tmp_path, aside):
     """Without failOnDataLoss the stream continues, as Spark's Kafka source does, and misses no later record."""
     archive = tmp_path / "archive"
     log, other = Growing(archive / "t-0", "a=1 | b=2"), Growing(archive / "t-1", "x=1 | x=2 | x=3")
@@ -309,7 +309,7 @@ def test_a_log_that_ends_before_the_stream_is_read_on_from_its_end(tmp_path, asi
 
 
 @pytest.mark.parametrize("options", [{}, {"badRecords": "quarantine"}], ids=["strict", "quarantine"])
-def test_high_watermark_falls_below_the_position_of_the_stream(tmp_path, monkeypatch, options):
+def test_stream_waits_while_the_high_watermark_is_below_its_position(tmp_path, monkeypatch, options):
     """After a broker's restart its high watermark may be below what the stream has read, and a copy may bring the
     snapshot that knows of an open transaction last. Nothing is gone: the stream waits.
     """
@@ -337,7 +337,7 @@ def test_high_watermark_falls_below_the_position_of_the_stream(tmp_path, monkeyp
     assert committed.latestOffset(at, ReadAllAvailable()) == at
 
 
-def test_damage_that_hides_the_end(tmp_path):
+def test_damage_before_the_end_of_a_log_is_reported_and_skipped(tmp_path):
     """Records before the damage are read, the damage is reported, and records of a new segment are read."""
     archive = tmp_path / "archive"
     log = Growing(archive / "t-0", "a=1 | b=2 | c=3")
@@ -365,7 +365,7 @@ def test_damage_that_hides_the_end(tmp_path):
         stream.latestOffset({"t": {"0": 0}}, ReadAllAvailable())
 
 
-def test_options_that_streams_refuse(tmp_path):
+def test_streams_refuse_end_options(tmp_path):
     Growing(tmp_path / "archive" / "t-0", "a=1")
     with pytest.raises(UsageError, match="endingOffsets: a stream has no end"):
         reader(tmp_path / "archive", endingOffsets='{"t":{"0":1}}')
@@ -416,7 +416,7 @@ def test_a_query_continues_from_its_checkpoint(spark, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_running_query_sees_what_is_added(spark, tmp_path):
+def test_running_query_reads_appended_records(spark, tmp_path):
     archive = tmp_path / "archive"
     log = Growing(archive / "t-0", "a=1")
     frame = spark.readStream.format("kafka_log").option("startingOffsets", "earliest").load(str(archive))

@@ -58,7 +58,7 @@ def texts(world: Erasures) -> str:
     return log_text(*(world.lab.path(row) for row in world.lab.state().current()[1]["t", 0]))
 
 
-def test_the_keys_go_and_all_else_stays(tmp_path: Path) -> None:
+def test_erasure_removes_only_the_keys(tmp_path: Path) -> None:
     """This includes the active segment and all codecs. Complete batches are copied byte for byte; emptied batches keep
     their header.
     """
@@ -97,7 +97,7 @@ def test_the_keys_go_and_all_else_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recompress", [False, True])
-def test_an_erasure_of_a_recompressed_store(tmp_path: Path, recompress: bool) -> None:
+def test_erasure_of_a_recompressed_store_keeps_the_codec(tmp_path: Path, recompress: bool) -> None:
     """Batches that lose the key get the codec of compression.type; all others are copied byte for byte."""
     settings = {"compression.type": "zstd", "recompress": recompress}
     world = made(
@@ -141,7 +141,7 @@ def test_digest_equals_openssl(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_transactions_stay_as_they_were(tmp_path: Path) -> None:
+def test_erasure_does_not_change_outcomes_of_transactions(tmp_path: Path) -> None:
     """Aborted records are erased too. The emptied batch keeps an open transaction open, and its outcome does not
     change.
     """
@@ -157,7 +157,7 @@ def test_transactions_stay_as_they_were(tmp_path: Path) -> None:
     assert {r.key for r in world.current()} == {b"b", b"c", b"d", b"e", b"f"}
 
 
-def test_records_that_are_written_later_are_new(tmp_path: Path) -> None:
+def test_later_records_of_an_erased_key_are_kept(tmp_path: Path) -> None:
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     world.erase("ann")
     world.grow("ann=new", roll=False)
@@ -170,7 +170,7 @@ def test_records_that_are_written_later_are_new(tmp_path: Path) -> None:
     assert b"ann" not in {r.key for r in world.current()}
 
 
-def test_a_second_run_finds_nothing_to_do(tmp_path: Path) -> None:
+def test_second_erasure_changes_nothing(tmp_path: Path) -> None:
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     world.erase("ann")
     again = world.erase("ann")
@@ -189,7 +189,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert tree(world.root) == before
 
 
-def test_no_command_brings_erased_records_back(tmp_path: Path) -> None:
+def test_no_command_restores_erased_records(tmp_path: Path) -> None:
     """Rollback, restore, readers of an older generation, and rebuild-state with a choice are refused."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     world.erase("ann")
@@ -227,7 +227,7 @@ def _began(world: Erasures, generation: int) -> int:
     return next(run.started_ms for run in chain if run.generation_after == generation)
 
 
-def test_rebuild_state_does_not_pass_over_a_generation_that_may_have_erased(tmp_path: Path) -> None:
+def test_rebuild_state_skips_no_generation_that_may_have_erased(tmp_path: Path) -> None:
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     run_id = world.lab.folder().name.partition("-")[2]
     world.erase("ann")
@@ -237,7 +237,7 @@ def test_rebuild_state_does_not_pass_over_a_generation_that_may_have_erased(tmp_
         rebuild_state.run(RebuildStateOptions(str(world.lab.store), choose=(f"t-0={run_id}",)), Silent())
 
 
-def test_a_reset_needs_the_key_and_applies_the_bounds(tmp_path: Path) -> None:
+def test_reset_requires_the_hmac_key_and_applies_the_bounds(tmp_path: Path) -> None:
     world = made(tmp_path, "ann=1 bob=1 | ann=2", "cem=1")
     world.erase("ann")
     world.grow("ann=new", roll=False)
@@ -262,7 +262,7 @@ def test_a_reset_needs_the_key_and_applies_the_bounds(tmp_path: Path) -> None:
     assert world.judge() == ""
 
 
-def test_a_log_that_lost_its_end_brings_nothing_back_with_it(tmp_path: Path) -> None:
+def test_truncated_log_restores_no_erased_record(tmp_path: Path) -> None:
     """After a reset to a shorter log the bound lies above its end: until it is reached, runs need the key."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1", "ann=2", "dan=1")
     world.erase("ann")
@@ -280,7 +280,7 @@ def test_a_log_that_lost_its_end_brings_nothing_back_with_it(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("damage", ["lost", "flipped"])
-def test_a_lost_file_of_keys_stops_a_reset(tmp_path: Path, damage: str) -> None:
+def test_missing_file_of_key_digests_stops_a_reset(tmp_path: Path, damage: str) -> None:
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     world.erase("ann")
     (path,) = (world.lab.store / "erasures").iterdir()
@@ -299,7 +299,7 @@ def test_a_lost_file_of_keys_stops_a_reset(tmp_path: Path, damage: str) -> None:
     assert world.judge() == ""
 
 
-def test_a_topic_that_was_made_again_is_another_log(tmp_path: Path) -> None:
+def test_recreated_topic_is_a_different_log(tmp_path: Path) -> None:
     """The archive as it is at the reset loses the keys once more; later records are new."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1", "dan=1 eve=1")
     world.erase("ann")
@@ -314,7 +314,7 @@ def test_a_topic_that_was_made_again_is_another_log(tmp_path: Path) -> None:
     assert [r.offset for r in world.current() if r.key == b"ann"] == [3]
 
 
-def test_partitions_of_every_kind(tmp_path: Path) -> None:
+def test_erasure_covers_partitions_of_every_kind(tmp_path: Path) -> None:
     """Partitions: missing in the archive; not selected by compact, with a key and without; new."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     archive = world.lab.archive
@@ -369,14 +369,14 @@ def test_a_current_generation_that_holds_keys_is_a_problem(tmp_path: Path) -> No
     assert next(p.hint for p in report.problems if p.kind == "erased").startswith("the partition is uncleanable")
 
 
-def test_possible_keys_are_reported_apart_from_found_ones(tmp_path: Path) -> None:
+def test_possible_keys_are_reported_separately_from_found_keys(tmp_path: Path) -> None:
     world = made(tmp_path, "customer-1=1 bob=1", "cem=1")
     (world.lab.folder() / "notes.txt").write_text("customer-10 and customer-20")
     problems = world.erase("customer-1", "customer-2", check=True, no_archive=True).problems
     assert [p.found for p in problems] == ["2 keys, 1 of them perhaps"]
 
 
-def test_below_the_log_start_and_above_the_high_watermark(tmp_path: Path) -> None:
+def test_erasure_covers_records_below_the_log_start_and_above_the_high_watermark(tmp_path: Path) -> None:
     """Bytes below the log start are removed too. Records above the high watermark are not in the store and remain
     unread.
     """
@@ -397,7 +397,7 @@ def test_below_the_log_start_and_above_the_high_watermark(tmp_path: Path) -> Non
     assert [r.offset for r in world.current() if r.key == b"ann"] == [4]
 
 
-def test_erasure_by_yield_keeps_no_hashes_of_keys(tmp_path: Path) -> None:
+def test_erasure_by_yield_writes_no_key_hashes(tmp_path: Path) -> None:
     """Key files and filters pass into no new generation, and go with the old ones."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1", defaults={"compaction.schedule": "yield"})
     for n in range(3):
@@ -421,7 +421,7 @@ def test_erasure_by_yield_keeps_no_hashes_of_keys(tmp_path: Path) -> None:
     assert list(world.lab.store.rglob("*.filter"))
 
 
-def test_erasure_in_magic_3(tmp_path: Path) -> None:
+def test_erasure_in_magic_3_writes_affected_batches_in_magic_2(tmp_path: Path) -> None:
     """The rest of a batch in magic 3 that held the key is magic 2."""
     world = Erasures(tmp_path, dict(COMPACT))
     text = "ann=1 bob=1 | {codec=zstd} bob=2 cem=1 || ann=3 dan=1 | eve=1"
@@ -437,7 +437,7 @@ def test_erasure_in_magic_3(tmp_path: Path) -> None:
     assert [r.key for r in kept] == [b"bob", b"cem", b"dan", b"eve"]
 
 
-def test_tables_of_audits_go(spark: Any, tmp_path: Path) -> None:
+def test_erasure_deletes_audit_tables(spark: Any, tmp_path: Path) -> None:
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     assert main(["audit", "keys", "--store", str(world.lab.store)]) == 0
     old = world.lab.store / "state" / "audit_failover"  # a table of an older version
@@ -452,7 +452,7 @@ def test_tables_of_audits_go(spark: Any, tmp_path: Path) -> None:
     assert find_keys([b"ann"], world.lab.store) == []
 
 
-def test_spark_erases_the_same(spark: Any, tmp_path: Path) -> None:
+def test_spark_and_threads_erase_the_same_records(spark: Any, tmp_path: Path) -> None:
     kept = []
     for engine in ("threads", "spark"):
         world = made(tmp_path / engine, "ann=1 bob=1 | {codec=zstd} ann=2 cem=1", "ann=3 dan=1")
@@ -465,7 +465,7 @@ def test_spark_erases_the_same(spark: Any, tmp_path: Path) -> None:
     assert verified(world) == []
 
 
-def test_erasure_in_a_bucket(tmp_path: Path) -> None:
+def test_erasure_of_a_store_in_a_bucket_succeeds(tmp_path: Path) -> None:
     archive, store = f"{BUCKET}/archive", f"{BUCKET}/store"
     write_partition(tmp_path / "archive" / "t-0", "ann=1 bob=1 || cem=1 | ann=2")
     world = Erasures(tmp_path)
@@ -500,11 +500,11 @@ def spared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Erasures:
     return world
 
 
-def test_verify_finds_a_record_that_was_spared(spared: Erasures) -> None:
+def test_verify_reports_a_record_that_was_not_erased(spared: Erasures) -> None:
     assert ["no record of a key of which any was erased" in str(p) for p in verified(spared)] == [True]
 
 
-def test_verify_counts_what_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_counts_erased_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A removed record that the run does not report as erased is a lost record."""
 
     def miscounted(*args: Any, **options: Any) -> Commit:
@@ -517,7 +517,7 @@ def test_verify_counts_what_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ["1 erased records, as the run says" in str(p) for p in verified(world)] == [True]
 
 
-def test_options_that_do_not_go_together(tmp_path: Path) -> None:
+def test_incompatible_options_are_refused(tmp_path: Path) -> None:
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     short = tmp_path / "short"
     short.write_bytes(b"123")

@@ -53,7 +53,9 @@ def held(world: Erasures) -> dict[str, list[bytes | None]]:
 
 
 @pytest.mark.parametrize(("step", "nth", "done"), STEPS)
-def test_a_killed_erasure(begun: Path, tmp_path: Path, step: str, nth: int, done: int) -> None:
+def test_killed_erasure_is_completed_by_the_next_one(
+    begun: Path, tmp_path: Path, step: str, nth: int, done: int
+) -> None:
     world = Erasures(begun, COMPACT)
     shutil.rmtree(world.lab.store)
     assert world.compact().exit_code == 0

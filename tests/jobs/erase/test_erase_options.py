@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 T = TopicFilter(("t",))
 
 
-def test_the_key_is_read_once(tmp_path: Path) -> None:
+def test_hmac_key_file_is_read_once(tmp_path: Path) -> None:
     """The key file is read once, so it may be a pipe from a program that fetches the key."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     with piped(SECRET) as pipe:
@@ -45,7 +45,7 @@ def piped(data: bytes) -> Iterator[str]:
         os.close(read)
 
 
-def test_the_python_api(tmp_path: Path) -> None:
+def test_python_api_erases_keys(tmp_path: Path) -> None:
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     report = lastkey.erase(world.lab.store, world.hmac_key, key=["ann", "bob"], by="a letter", config=world.config)
     assert (report.exit_code, report.result, report.n_keys) == (0, "vacuum_needed", 2)
@@ -57,7 +57,7 @@ def test_the_python_api(tmp_path: Path) -> None:
         lastkey.erase(world.lab.store, world.hmac_key, key=[b"ann"])
 
 
-def test_a_key_in_the_store(tmp_path: Path) -> None:
+def test_hmac_key_file_in_the_store_is_refused(tmp_path: Path) -> None:
     """A salt in the store would reveal the keys that the digests hide."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     (world.lab.store / "hmac.key").write_bytes(SECRET)

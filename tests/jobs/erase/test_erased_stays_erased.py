@@ -44,7 +44,7 @@ def keys_in(folder: Path) -> list[bytes | None]:
     return [r.key for r in read_records(sorted(folder.rglob("*.log")))]
 
 
-def test_a_key_that_is_a_tombstone_alone(tmp_path: Path) -> None:
+def test_key_with_only_a_tombstone_is_erased(tmp_path: Path) -> None:
     world = made(tmp_path, "ann=- bob=1", "cem=1 | ann=-")
     assert world.erase("ann").result == "vacuum_needed"
     assert [r.key for r in world.current()] == [b"bob", b"cem"]
@@ -52,7 +52,7 @@ def test_a_key_that_is_a_tombstone_alone(tmp_path: Path) -> None:
     assert find_keys([b"ann"], world.lab.store) == []
 
 
-def test_the_empty_key_is_none_of_those_without_key(tmp_path: Path) -> None:
+def test_erasing_the_empty_key_keeps_records_without_a_key(tmp_path: Path) -> None:
     world = made(tmp_path, "-=1 =1 bob=1", "=2 | -=2", defaults={"null.keys": "keep"})
     assert [r.key for r in world.current()] == [None, b"", b"bob", b"", None]
     assert world.erase("").erased.results[0].work.counters["dropped_erased"] == 2
@@ -60,7 +60,7 @@ def test_the_empty_key_is_none_of_those_without_key(tmp_path: Path) -> None:
     assert verified(world) == []
 
 
-def test_a_key_of_16_mib(tmp_path: Path) -> None:
+def test_key_of_16_mib_is_erased(tmp_path: Path) -> None:
     long = "k" * (16 << 20)
     world = made(tmp_path, f"{{codec=zstd}} {long}=1 bob=1", f"cem=1 | {long[:-1]}=1")
     (tmp_path / "keys").write_text(f"{long}\r\n{long}\r\n")
@@ -85,7 +85,7 @@ def test_other_jobs_read_and_write_the_store_without_the_key(spark: Any, tmp_pat
     assert main(["archive-needed", str(world.lab.archive), "--store", store]) == 0
 
 
-def test_a_record_written_to_a_new_log_stays_after_a_rollback_to_the_old_one(tmp_path: Path) -> None:
+def test_record_of_a_new_log_is_kept_after_a_rollback_to_the_old_log(tmp_path: Path) -> None:
     """The store keeps the bounds of both logs, so a second reset removes no more from the new log than the first."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     assert world.erase("ann").exit_code == 0
@@ -104,7 +104,7 @@ def test_a_record_written_to_a_new_log_stays_after_a_rollback_to_the_old_one(tmp
     assert verified(world) == []
 
 
-def test_a_log_loses_a_key_that_was_erased_from_another_one_after_it(tmp_path: Path) -> None:
+def test_unsearched_generation_of_an_earlier_log_is_refused_after_an_erasure(tmp_path: Path) -> None:
     """A generation of a log that was never searched for a key is refused if an erasure removed that key from another
     log of the partition.
     """
@@ -136,7 +136,7 @@ def reset(world: Erasures) -> None:
     assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
 
 
-def test_bounds_of_a_log_whose_topic_id_is_lost_for_a_while(tmp_path: Path) -> None:
+def test_erasure_bounds_apply_while_the_topic_id_is_missing(tmp_path: Path) -> None:
     """Without its id the log counts as that of the previous generation; when the id returns, the erasures in between
     are applied.
     """
@@ -190,7 +190,7 @@ def test_hint_names_give_up_for_the_only_copy_of_other_offsets(tmp_path: Path) -
     assert world.erase("ann", check=True).result == "erased"
 
 
-def test_report_does_not_promise_deletion_of_files_that_vacuum_keeps(tmp_path: Path) -> None:
+def test_report_excludes_files_that_vacuum_keeps(tmp_path: Path) -> None:
     """Vacuum keeps the generations of partitions without erased records, and unknown folders."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1 dan=1", "eve=1")
     write_partition(world.lab.archive / "other-0", "ann=1 bob=1 || cem=1")
@@ -217,7 +217,7 @@ def values(world: Erasures, key: bytes) -> list[bytes | None]:
     return [r.value for r in world.current() if r.key == key]
 
 
-def test_an_erasure_made_once_more_takes_what_came_to_a_log_that_is_away(tmp_path: Path) -> None:
+def test_repeated_erasure_covers_new_records_of_an_unreachable_log(tmp_path: Path) -> None:
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     assert world.erase("ann").exit_code == 0
     world.grow("ann=2", roll=True)
@@ -250,7 +250,7 @@ def test_an_erasure_made_once_more_takes_what_came_to_a_log_that_is_away(tmp_pat
     assert verified(world) == []
 
 
-def test_an_erasure_while_the_log_is_empty(tmp_path: Path) -> None:
+def test_erasure_of_an_empty_log_refuses_earlier_generations(tmp_path: Path) -> None:
     """Its bound is 0, and refuses the generations from before."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     log = world.lab.archive / "t-0"
@@ -271,7 +271,7 @@ def test_an_erasure_while_the_log_is_empty(tmp_path: Path) -> None:
     assert values(world, b"ann") == [b"1"]  # new: it came after the erasure
 
 
-def test_bounds_of_before_a_rollback_to_when_the_topic_id_was_known(tmp_path: Path) -> None:
+def test_earlier_bounds_apply_after_a_rollback_to_a_known_topic_id(tmp_path: Path) -> None:
     """Bounds that were noted without it are of that log alone, and of none that comes later."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     assert world.erase("ann").exit_code == 0
@@ -284,7 +284,7 @@ def test_bounds_of_before_a_rollback_to_when_the_topic_id_was_known(tmp_path: Pa
     assert values(world, b"ann") == []
 
 
-def test_a_reset_to_a_log_without_topic_id_when_several_are_known(tmp_path: Path) -> None:
+def test_reset_to_a_log_without_topic_id_applies_bounds_of_all_known_logs(tmp_path: Path) -> None:
     """Its bounds may belong to another log, so the partition waits for the topic id."""
     world = made(tmp_path, "x=1 y=1 z=1", "ann=1 bob=1", "cem=1")
     assert world.erase("ann").exit_code == 0
@@ -300,7 +300,7 @@ def test_a_reset_to_a_log_without_topic_id_when_several_are_known(tmp_path: Path
     assert values(world, b"ann") == []
 
 
-def test_a_rollback_to_an_erased_generation(tmp_path: Path) -> None:
+def test_rollback_to_an_erased_generation_is_verified(tmp_path: Path) -> None:
     """The generation of a rollback states no erased records of its own."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     world.erase("ann")
@@ -318,7 +318,7 @@ def test_a_rollback_to_an_erased_generation(tmp_path: Path) -> None:
     assert verified(world) == []
 
 
-def test_a_store_in_the_place_of_the_archive(tmp_path: Path) -> None:
+def test_restored_partition_can_replace_the_archive_after_an_erasure(tmp_path: Path) -> None:
     """Advice of the page: restored partitions replace those of the archive."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1 | dan=1", "eve=1")
     world.erase("ann")
@@ -333,7 +333,7 @@ def test_a_store_in_the_place_of_the_archive(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_an_erasure_while_another_run_is_about_to_commit(tmp_path: Path, wait: bool) -> None:
+def test_erasure_during_a_commit_of_another_run_is_a_conflict(tmp_path: Path, wait: bool) -> None:
     """The erasure either includes the other run's commit, or reports the active run and erases nothing."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     world.grow("ann=2 bob=2", roll=True)
@@ -360,7 +360,7 @@ def test_an_erasure_while_another_run_is_about_to_commit(tmp_path: Path, wait: b
     assert world.judge() == ""
 
 
-def test_logs_that_take_turns(tmp_path: Path) -> None:
+def test_erasure_bounds_apply_to_alternating_logs(tmp_path: Path) -> None:
     """A topic is made again, shorter, and then the archive has the first log once more. Offsets of one log are no
     bounds in the other: all that a reset reads is searched, and no generation of before an erasure comes back.
     """
@@ -385,7 +385,7 @@ def test_logs_that_take_turns(tmp_path: Path) -> None:
     assert find_keys([b"ann"], world.lab.store) == []
 
 
-def test_partition_without_remaining_records(tmp_path: Path) -> None:
+def test_partition_with_all_records_erased_is_kept(tmp_path: Path) -> None:
     """A partition whose keys were all erased, and a partition with keyless records that compact does not select."""
     world = made(tmp_path, "ann=1 bob=1 | {pid=1} ann=2", "ann=3 | cem=1")
     write_partition(world.lab.archive / "plain-0", "-=1 ann=1 || {pid=2} -=2 ann=2 | bob=1")
@@ -403,7 +403,7 @@ def test_partition_without_remaining_records(tmp_path: Path) -> None:
     assert verified(world) == []
 
 
-def test_tables_that_are_lost_and_made_again(tmp_path: Path) -> None:
+def test_erasure_bounds_are_kept_by_rebuilt_tables(tmp_path: Path) -> None:
     """rebuild-state restores the partitions' rows with the removed records; repeating the command adds a row for the
     search.
     """
@@ -417,7 +417,7 @@ def test_tables_that_are_lost_and_made_again(tmp_path: Path) -> None:
     assert world.judge() == ""
 
 
-def test_many_offsets_are_counted_and_not_all_named(tmp_path: Path) -> None:
+def test_problem_counts_many_offsets_and_names_a_few(tmp_path: Path) -> None:
     world = made(tmp_path, " | ".join(f"ann{n}=1 bob{n}=1" for n in range(1500)), "cem=1")
     assert world.erase(*(f"ann{n}" for n in range(1500))).exit_code == 0
     ((*_, removed, ranges),) = erased_from(world.lab.store)
@@ -426,7 +426,7 @@ def test_many_offsets_are_counted_and_not_all_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("grown", [False, True])
 @pytest.mark.parametrize("engine", ["threads", "spark"])
-def test_another_copy_of_a_segment_that_a_generation_names(
+def test_different_copy_of_a_referenced_segment_restores_no_erased_key(
     request: pytest.FixtureRequest, tmp_path: Path, engine: str, grown: bool
 ) -> None:
     """The other copy resembles the searched segment and still holds the key."""

@@ -61,7 +61,9 @@ def searched(tmp_path: Path, *, cleaned: int = 0) -> Erasures:
     ids=["filled", "grown", "new"],
 )
 @pytest.mark.parametrize("cleaned", [0, 8])
-def test_more_below_the_bound(tmp_path: Path, segments: tuple[str, ...], bases: dict[int, int], cleaned: int) -> None:
+def test_additional_records_below_the_bound_are_detected(
+    tmp_path: Path, segments: tuple[str, ...], bases: dict[int, int], cleaned: int
+) -> None:
     world = searched(tmp_path, cleaned=cleaned)
     put(world, *segments, bases=bases)
     for run in (world.compact, lambda: world.erase("bob")):
@@ -123,7 +125,7 @@ def test_a_healthy_archive_continues(tmp_path: Path, what: str) -> None:
     no_alarm(world, whole=what not in ("torn", "zeros"), sealed=what == "sealed", dry_run=what == "dry_run")
 
 
-def test_a_torn_tail_that_becomes_a_batch(tmp_path: Path) -> None:
+def test_completed_torn_tail_continues(tmp_path: Path) -> None:
     world = searched(tmp_path)
     name, grown = last_log(world).name, (*BEFORE[:3], f"{BEFORE[3]} | gus=1")
     write_partition(tmp_path / "grown", "||".join(grown), bases=BASES)
@@ -137,7 +139,7 @@ def test_a_torn_tail_that_becomes_a_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("watermark", [10, 11])
-def test_a_watermark_amid_the_segment(tmp_path: Path, watermark: int) -> None:
+def test_high_watermark_inside_a_segment_continues(tmp_path: Path, watermark: int) -> None:
     text = "{base=8 last=9} eve=1@9 | {base=10 last=12} fay=1 gus=1 | ann=7"
     put(world := Erasures(tmp_path, dict(COMPACT)), *BEFORE[:3], text)
     at = world.lab.archive / "replication-offset-checkpoint"
@@ -159,7 +161,7 @@ def test_a_watermark_amid_the_segment(tmp_path: Path, watermark: int) -> None:
         {"retention.exact": True, "retention.ms": 3_599_999, "cleanup.policy": "compact,delete"},
     ],
 )
-def test_other_kinds_of_runs(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_every_kind_of_run_detects_a_different_copy(tmp_path: Path, settings: dict[str, Any]) -> None:
     for segments, bases, healthy in (
         ((*BEFORE[:3], f"{BEFORE[3]} | ann=2", "gus=1"), BASES, True),
         ((*BEFORE[:2], "{base=6 last=7} ann=1@7", BEFORE[3]), BASES, False),

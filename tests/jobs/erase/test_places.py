@@ -100,7 +100,7 @@ def plainly_read(*roots: Path) -> list[tuple[str, int, bytes, bool]]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_every_record_of_every_generation_and_of_the_archive(tmp_path: Path, seed: int) -> None:
+def test_search_finds_every_record_of_the_generations_and_the_archive(tmp_path: Path, seed: int) -> None:
     nights = draw_history(tmp_path, seed)
     store, archive = nights.lab().store, tmp_path / "archive"
     wanted = OTHERS[::2]
@@ -279,7 +279,7 @@ PLACES: dict[str, tuple[Callable[[Path], Path], str, str]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_key_is_found_in_each_kind_of_place(clean: Path, tmp_path: Path, place: str) -> None:
+def test_search_finds_a_key_in_each_kind_of_file(clean: Path, tmp_path: Path, place: str) -> None:
     root = shutil.copytree(clean, tmp_path / "root")
     plant, certainty, state = PLACES[place]
     path = plant(root)
@@ -289,7 +289,7 @@ def test_a_key_is_found_in_each_kind_of_place(clean: Path, tmp_path: Path, place
     }
 
 
-def test_a_clean_store_holds_it_nowhere_and_other_tools_say_so_too(clean: Path) -> None:
+def test_erased_key_is_absent_also_for_other_tools(clean: Path) -> None:
     sought, rows = searched(clean / "store", clean / "archive", [KEY])
     assert (rows, sought.problems) == ([], [])
     assert KEY not in {key for _, _, key, _ in plainly_read(clean / "store", clean / "archive")}
@@ -306,7 +306,7 @@ def test_a_clean_store_holds_it_nowhere_and_other_tools_say_so_too(clean: Path) 
 
 
 @pytest.mark.slow  # a server of its own
-def test_a_store_in_a_bucket(clean: Path) -> None:
+def test_search_of_a_store_in_a_bucket_equals_that_on_a_disk(clean: Path) -> None:
     wanted, names = [b"hot-1", b"cold-3", KEY], ("path", "key", "offset", "state", "certainty")
     here = searched(clean / "store", clean / "archive", wanted)
     with s3_server():
@@ -318,13 +318,13 @@ def test_a_store_in_a_bucket(clean: Path) -> None:
     assert there[0].places.without_keys == here[0].places.without_keys
 
 
-def test_topics_leave_others_out_and_say_so(clean: Path) -> None:
+def test_topics_option_excludes_other_topics_with_a_note(clean: Path) -> None:
     sought, rows = searched(clean / "store", clean / "archive", [b"hot-1"], TopicFilter(("other",)))
     assert {(r["topic"], r["searched_as"]) for r in rows} == {(None, "table")}  # tables belong to no topic
     assert sought.places.left_out > 20 and sought.places.topics == {"t"}
 
 
-def test_damage_and_lost_secrets_are_named(clean: Path, tmp_path: Path) -> None:
+def test_damage_and_missing_hash_keys_are_reported(clean: Path, tmp_path: Path) -> None:
     root = shutil.copytree(clean, tmp_path / "root")
     store = root / "store"
     secrets = [p for p in store.rglob("hash.key") if list(p.parent.glob("*.filter"))]
@@ -349,7 +349,7 @@ def test_damage_and_lost_secrets_are_named(clean: Path, tmp_path: Path) -> None:
     assert named["archive/pipe"] == ("unreadable", "a broken link")
 
 
-def test_strange_names_and_circles_of_links_are_walked_once_or_named(tmp_path: Path) -> None:
+def test_unusual_names_and_link_cycles_are_visited_once_or_reported(tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     (archive / "a" / "b").mkdir(parents=True)
     (tmp_path / "outside").mkdir()
@@ -365,7 +365,7 @@ def test_strange_names_and_circles_of_links_are_walked_once_or_named(tmp_path: P
     assert {(Path(p.path).name, p.found) for p in sought.problems} == {("a", "1 that are not"), (LOG, "a named pipe")}
 
 
-def test_files_that_appear_or_change_during_the_audit_are_named(clean: Path, tmp_path: Path) -> None:
+def test_files_created_or_changed_during_the_search_are_reported(clean: Path, tmp_path: Path) -> None:
     root = shutil.copytree(clean, tmp_path / "root")
     places, archive = Places(), open_root(str(root / "archive"))
     add_archive(places, archive, Config(), EVERY_TOPIC)
@@ -376,7 +376,7 @@ def test_files_that_appear_or_change_during_the_audit_are_named(clean: Path, tmp
     assert {("00000000000000000000.log", "a new file"), ("00000000000000000000.log", "another size or time")} <= found
 
 
-def test_tables_that_are_lost_hide_no_log(clean: Path, tmp_path: Path) -> None:
+def test_logs_are_searched_without_tables(clean: Path, tmp_path: Path) -> None:
     store = shutil.copytree(clean / "store", tmp_path / "store")
     shutil.rmtree(store / "state")
     before = [r for r in searched(clean / "store", None, [b"hot-1"])[1] if r["searched_as"] == "records"]

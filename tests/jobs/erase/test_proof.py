@@ -10,7 +10,7 @@ import pytest
 from lastkey.jobs.erase.proof import new_proof
 
 
-def test_a_proof_is_an_array_of_rows_with_a_row_a_line(tmp_path):
+def test_proof_is_a_json_array_with_one_row_per_line(tmp_path):
     path = tmp_path / "proof.json"
     rows = [
         {"type": "header", "keys": 1},
@@ -27,7 +27,7 @@ def test_a_proof_is_an_array_of_rows_with_a_row_a_line(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_killed_run_leaves_no_proof(tmp_path):
+def test_killed_run_writes_no_proof(tmp_path):
     with pytest.raises(KeyboardInterrupt), new_proof(tmp_path / "proof.json") as proof:
         proof.write("header")
         raise KeyboardInterrupt

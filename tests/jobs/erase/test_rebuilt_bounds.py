@@ -57,7 +57,7 @@ def made_again(tmp_path: Path) -> Erasures:
     return world
 
 
-def test_requester_must_not_name_the_key(tmp_path):
+def test_requester_with_an_erased_key_is_refused(tmp_path):
     world = made(tmp_path, "customer-4711=1 bob=1", "cem=1")
     with pytest.raises(UsageError, match="--by: expected the requester, found one of the keys"):
         world.erase("customer-4711", by="customer-4711 asked on 3 May")
@@ -65,7 +65,7 @@ def test_requester_must_not_name_the_key(tmp_path):
     assert world.lab.state().checkpoints()["t", 0].erased is None
 
 
-def test_no_partition_is_left_out_whose_manifest_may_tell_of_an_erasure(tmp_path):
+def test_partition_whose_manifest_may_have_an_erasure_is_not_omitted(tmp_path):
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     write_partition(world.lab.archive / "u-0", "x=1 || y=1")
     world.compact()
@@ -78,7 +78,7 @@ def test_no_partition_is_left_out_whose_manifest_may_tell_of_an_erasure(tmp_path
         rebuild(world, "t-0=none")
 
 
-def test_a_dead_runs_generation_of_the_same_number_is_refused(tmp_path, monkeypatch):
+def test_generation_of_a_killed_run_with_the_same_number_is_refused(tmp_path, monkeypatch):
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     world.grow("dan=1", roll=True)
     die_before_the_commit(world)
@@ -90,7 +90,7 @@ def test_a_dead_runs_generation_of_the_same_number_is_refused(tmp_path, monkeypa
         rebuild(world, f"t-0={run_id(dead)}")
 
 
-def test_an_unreadable_generation_beside_the_parent_of_the_chosen_one_is_refused(tmp_path):
+def test_unreadable_generation_with_the_number_of_the_parent_is_refused(tmp_path):
     """Two histories of one store: the other one's erasures are unknown."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     shutil.copytree(world.lab.store, tmp_path / "before")
@@ -112,7 +112,7 @@ def test_an_unreadable_generation_beside_the_parent_of_the_chosen_one_is_refused
         rebuild(world, f"t-0={chosen}")
 
 
-def test_bounds_of_a_log_before_a_topic_was_made_again_do_not_bound_the_new_one(tmp_path, monkeypatch):
+def test_bounds_of_a_log_do_not_apply_to_its_recreated_topic(tmp_path, monkeypatch):
     world = made_again(tmp_path)
     current, bounds = world.lab.folder(), parse_bounds(world.lab.state().checkpoints()["t", 0])
     world.grow("dan=8", roll=True)
@@ -128,7 +128,7 @@ def test_bounds_of_a_log_before_a_topic_was_made_again_do_not_bound_the_new_one(
     assert b"ann" in {record.key for record in world.current()}
 
 
-def test_bounds_of_a_generation_count_no_more_once_its_child_has_others(tmp_path, monkeypatch):
+def test_bounds_of_a_later_generation_replace_those_of_its_parent(tmp_path, monkeypatch):
     world = made_again(tmp_path)
     world.erase("ann")  # all keys of the first log must be erased
     world.topic_id, world.segments = TOPIC_ID, ["ann=1 bob=1", "cem=1", "ann=2", "dan=1"]
@@ -147,7 +147,7 @@ def test_bounds_of_a_generation_count_no_more_once_its_child_has_others(tmp_path
     assert [(r.key, r.value) for r in world.current() if r.key == b"ann"] == [(b"ann", b"3")]
 
 
-def test_a_generation_that_grew_after_its_topic_was_made_again_can_be_chosen(tmp_path, monkeypatch):
+def test_grown_generation_of_a_recreated_topic_can_be_chosen(tmp_path, monkeypatch):
     world = made_again(tmp_path)
     world.grow("dan=8", roll=True)
     assert world.compact().exit_code == 0

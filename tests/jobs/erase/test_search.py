@@ -58,7 +58,7 @@ def key_digest(key: str) -> str:
     return hmac.digest(SECRET, key.encode(), hashlib.sha256).hex()
 
 
-def test_keys_that_were_never_erased(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_reports_keys_that_were_never_erased(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, archive, proof = lab / "store", lab / "archive", lab / "proof.json"
     before = tree(store / "segments"), tree(archive)
     code, report = check(capsys, lab, "--key", THERE, "--key", GONE, "--proof", proof)
@@ -104,7 +104,7 @@ def test_a_proof_has_the_hash_of_each_searched_file(lab: Path, capsys: pytest.Ca
     assert sum(row["sha256"] is not None for row in files.values()) > 3
 
 
-def test_keys_are_named_by_hashes_alone(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_only_hashes_of_keys(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys, proof = lab / "keys.hex", lab / "proof.json"
     keys.write_text("\n".join(key.encode().hex() for key in (THERE, GONE)) + "\n")
     code, report = check(capsys, lab, "--keys", keys, "--key-format", "hex", "--proof", proof)
@@ -115,7 +115,7 @@ def test_keys_are_named_by_hashes_alone(lab: Path, capsys: pytest.CaptureFixture
     assert THERE not in str(rows) and THERE.encode().hex() not in str(rows)
 
 
-def test_keys_in_the_tables_of_audits(spark: Any, lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_finds_keys_in_audit_tables(spark: Any, lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for hide in (False, True):
         audit_keys(AuditKeysOptions(str(lab / "archive"), audits=str(lab / "store"), hide_keys=hide), Silent())
     code, report = check(capsys, lab, "--key", THERE)
@@ -149,7 +149,7 @@ def test_missing_archive_counts_as_unread(lab: Path, capsys: pytest.CaptureFixtu
     assert code == 0 and "the archive was not searched: --no-archive" in report["searched"]["notes"]
 
 
-def test_options_that_do_not_go_together(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incompatible_search_options_are_refused(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
         ([], "expected keys to look for, found none"),
         (["--key", "xyz", "--key-format", "hex"], "--key, the 1th one: expected hex"),
@@ -162,7 +162,7 @@ def test_options_that_do_not_go_together(lab: Path, capsys: pytest.CaptureFixtur
         assert code == 2 and said in json.dumps(report), report
 
 
-def test_files_of_keys(tmp_path: Path) -> None:
+def test_files_of_keys_are_parsed(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_bytes(b"a\nb\r\n\xff\xfe\na\n")
     assert key_set(str(path), ["", "c"], "text").keys.to_pylist() == [b"", b"c", b"a", b"b", b"\xff\xfe"]

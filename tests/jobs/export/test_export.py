@@ -88,7 +88,7 @@ def test_every_record_that_a_consumer_sees_is_exported(spark, archive, tmp_path,
 
 
 @pytest.mark.slow
-def test_uncommitted_records_and_a_topic_by_name(spark, archive, tmp_path):
+def test_isolation_level_and_topics_select_exported_records(spark, archive, tmp_path):
     out = tmp_path / "out"
     arguments = ["export", str(archive), "--topics", "orders", "--format", "parquet", "--output", str(out)]
     assert main([*arguments, "--isolation", "read_uncommitted"]) == 0
@@ -97,7 +97,7 @@ def test_uncommitted_records_and_a_topic_by_name(spark, archive, tmp_path):
 
 
 @pytest.mark.slow
-def test_lines_of_json_keep_bytes_that_are_no_text(spark, tmp_path):
+def test_json_lines_keep_bytes_that_are_not_text(spark, tmp_path):
     archive = tmp_path / "archive"
     write_partition(archive / "t-0", "a=1 b=- -=x")
     bad = b"\xff\x00"
@@ -121,7 +121,7 @@ def test_lines_of_json_keep_bytes_that_are_no_text(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_decoders_give_types_and_keep_what_they_refuse(spark, tmp_path):
+def test_decoders_write_types_and_keep_malformed_bytes(spark, tmp_path):
     archive, out = tmp_path / "archive", tmp_path / "out"
     write_partition(archive / "t-0", "a=true b={} c=- d=12345678")
     export(archive, out, "parquet", key_decoder="hex", value_decoder="long")
@@ -136,7 +136,7 @@ def test_decoders_give_types_and_keep_what_they_refuse(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_damage_is_named_and_the_rest_is_exported(spark, archive, tmp_path):
+def test_damage_is_reported_and_other_records_are_exported(spark, archive, tmp_path):
     copy, out = tmp_path / "archive", tmp_path / "out"
     shutil.copytree(archive, copy)
     log = files_in(copy / "orders-0")[0]
@@ -153,7 +153,7 @@ def test_damage_is_named_and_the_rest_is_exported(spark, archive, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_generation_is_exported_and_older_ones_too(spark, tmp_path):
+def test_current_and_older_generations_are_exported(spark, tmp_path):
     lab = Lab(None, tmp_path, {"topics": {"t": COMPACT}})
     write_partition(lab.archive / "t-0", "a=1 b=2 a=3 || c=4")
     lab.run(START_MS)
@@ -189,7 +189,7 @@ def test_only_an_unfinished_export_of_the_same_request_is_restarted(spark, archi
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
-def test_newer_of_two_concurrent_exports_into_a_bucket_wins(archive, tmp_path, kind):
+def test_later_of_two_concurrent_exports_into_a_bucket_remains(archive, tmp_path, kind):
     """On a disk a lock keeps the second one out; the mark decides in any place."""
     out = tmp_path / "out"
 
@@ -203,7 +203,7 @@ def test_newer_of_two_concurrent_exports_into_a_bucket_wins(archive, tmp_path, k
     assert json.loads((out / MARK).read_text())["state"] == "whole"
 
 
-def test_a_mark_that_names_other_folders_is_not_followed(archive, tmp_path):
+def test_marker_that_names_other_folders_is_ignored(archive, tmp_path):
     """The folders that a mark names are deleted."""
     out, other = tmp_path / "out", tmp_path / "other"
     for folder in (out, other):
@@ -216,7 +216,7 @@ def test_a_mark_that_names_other_folders_is_not_followed(archive, tmp_path):
     assert (other / "mine").exists()
 
 
-def test_impossible_requests_stop_before_anything_is_read(archive, tmp_path):
+def test_invalid_requests_fail_before_the_first_read(archive, tmp_path):
     with pytest.raises(UsageError, match="did you mean long"):
         export(archive, tmp_path / "out", value_decoder="lnog")
     with pytest.raises(UsageError, match="lies in"):

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.slow
-def test_drawn_nights(spark, tmp_path, request):
+def test_random_runs_keep_the_table_equal_to_the_log(spark, tmp_path, request):
     """Appends, tombstones, committed, aborted and open transactions, retention, repaired damage, kills and a recreated
     topic.
     """
@@ -117,7 +117,7 @@ def test_damage_stops_a_partition_until_it_is_repaired(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_damage_in_the_segment_of_the_log_start(spark, tmp_path):
+def test_damage_in_the_segment_of_the_log_start_stops_a_partition(spark, tmp_path):
     place = Place(tmp_path)
     (log,) = place.logs
     log.append("a=1 a=2")
@@ -133,7 +133,7 @@ def test_damage_in_the_segment_of_the_log_start(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_run_changes_rows_and_offsets_or_neither(spark, tmp_path, monkeypatch):
+def test_killed_run_changes_both_rows_and_offsets_or_neither(spark, tmp_path, monkeypatch):
     place = Place(tmp_path)
     (log,) = place.logs
     log.append("a=1 b=1 c=1")
@@ -173,7 +173,7 @@ def test_control_records_and_unknown_keys_only_move_the_offsets(spark, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_recreated_topic_starts_over_and_a_shorter_log_is_blocked(spark, tmp_path):
+def test_recreated_topic_is_exported_again_and_shorter_log_is_refused(spark, tmp_path):
     place = Place(tmp_path)
     place.identify()
     place.logs[0].append("a=1 b=1 c=1")
@@ -195,7 +195,7 @@ def test_a_recreated_topic_starts_over_and_a_shorter_log_is_blocked(spark, tmp_p
 
 
 @pytest.mark.slow
-def test_records_that_retention_took_before_they_were_read(spark, tmp_path):
+def test_records_expired_before_they_were_read_are_reported(spark, tmp_path):
     place = Place(tmp_path, 2)
     log, other = place.logs
     log.append("a=1 b=1")
@@ -216,7 +216,7 @@ def test_records_that_retention_took_before_they_were_read(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_table_that_others_changed_is_left_alone(spark, tmp_path):
+def test_table_changed_by_another_program_is_not_written(spark, tmp_path):
     place = Place(tmp_path)
     place.logs[0].append("a=1")
     place.run()
@@ -233,7 +233,7 @@ def test_a_table_that_others_changed_is_left_alone(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_another_run_meanwhile_is_a_conflict(spark, tmp_path):
+def test_concurrent_run_is_a_conflict(spark, tmp_path):
     place = Place(tmp_path)
     place.logs[0].append("a=1")
     place.run()
@@ -246,7 +246,7 @@ def test_another_run_meanwhile_is_a_conflict(spark, tmp_path):
         place.run()
 
 
-def test_options_that_exclude_latest(tmp_path):
+def test_latest_refuses_incompatible_options(tmp_path):
     with pytest.raises(UsageError, match="needs --format delta"):
         job.run(ExportOptions("a", output="b", format="parquet", latest=True), Silent())
     with pytest.raises(UsageError, match="gives different keys different values"):

@@ -73,7 +73,7 @@ def grow_and_compact(place: StorePlace, words: str) -> None:
 
 
 @pytest.mark.slow
-def test_tombstones_that_go_between_two_runs_and_compactions_during_one(spark, tmp_path, monkeypatch):
+def test_tombstones_removed_by_a_compaction_delete_rows(spark, tmp_path, monkeypatch):
     place = StorePlace(tmp_path)
     (log,) = place.logs
     close(log, "a=1 b=1 c=1")
@@ -101,7 +101,7 @@ def test_tombstones_that_go_between_two_runs_and_compactions_during_one(spark, t
 
 
 @pytest.mark.slow
-def test_generations_by_number_one_after_the_other(spark, tmp_path):
+def test_generations_are_exported_by_number_in_order(spark, tmp_path):
     place = StorePlace(tmp_path)
     (log,) = place.logs
     for words in ("a=1 b=1", "a=- c=1", "c=2", "b=-", "d=1"):
@@ -138,7 +138,7 @@ def test_note_names_keys_that_may_have_expired_or_been_deleted(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_store_that_began_again_and_one_that_is_damaged(spark, tmp_path):
+def test_reset_store_is_exported_again_and_damaged_store_is_reported(spark, tmp_path):
     place = StorePlace(tmp_path)
     close(place.logs[0], "a=1 b=1")
     place.compact()
@@ -165,7 +165,7 @@ def test_a_store_that_began_again_and_one_that_is_damaged(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_drawn_nights_of_a_store(spark, tmp_path, request):
+def test_random_runs_keep_the_table_equal_to_the_store(spark, tmp_path, request):
     """Appends, tombstones, transactions, retention, resets; one to three compactions a run."""
     each_drawn(request, tmp_path, partial(drawn, spark), nights=10)
 

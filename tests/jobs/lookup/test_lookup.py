@@ -49,7 +49,7 @@ def records(folder):
     return pa.concat_tables(open_segment(log).to_arrow(["offset", "timestamp_ms"]) for log in files_in(folder))
 
 
-def test_offsets_and_times_of_the_example(capsys):
+def test_lookup_of_offsets_and_times_in_the_example(capsys):
     held = records(ARCHIVE / "orders-0")
     middle = held.column("timestamp_ms")[len(held) // 2].as_py()
     code, out, _ = run(
@@ -76,7 +76,7 @@ def test_text_lists_partitions_of_matching_topics(capsys):
     assert "found" in out
 
 
-def test_a_bad_partition_is_code_3_and_the_others_are_answered(tmp_path, capsys):
+def test_damaged_partition_has_exit_code_3_and_others_are_answered(tmp_path, capsys):
     write_partition(tmp_path / "good-0", "a=1 | b=2")
     folder = write_partition(tmp_path / "bad-0", "a=1 | b=2").folder
     log = folder / "00000000000000000000.log"
@@ -120,13 +120,13 @@ def test_a_partition_in_two_places_is_a_problem(tmp_path, capsys):
         (["--queries", "missing.csv", "--output", "a.csv"], "a table of queries"),
     ],
 )
-def test_usage_errors_say_what_is_right(capsys, arguments, said):
+def test_usage_errors_name_the_expected_value(capsys, arguments, said):
     code, _, err = run(capsys, ARCHIVE, *arguments)
     assert code == 2
     assert said in err
 
 
-def test_sizing_of_the_example(capsys):
+def test_sizing_counts_the_bytes_of_the_example(capsys):
     code, out, _ = run(capsys, ARCHIVE, "--sizing", "--json")
     report = json.loads(out)
     assert code == 0
@@ -153,7 +153,7 @@ def store(spark, tmp_path_factory):
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_lookup_in_a_store_answers_as_its_restored_generation(store, capsys, tmp_path):
+def test_lookup_in_a_store_equals_that_in_the_restored_generation(store, capsys, tmp_path):
     code, out, _ = run(
         capsys, "--store", store, "--partition", "users-1", "--json", "--offset", 5000, "--time", "latest"
     )
@@ -174,7 +174,7 @@ def test_a_lookup_in_a_store_answers_as_its_restored_generation(store, capsys, t
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_table_of_queries(spark, tmp_path, tmp_path_factory):
+def test_queries_of_a_table_are_answered(spark, tmp_path, tmp_path_factory):
     case = golden(tmp_path_factory)["two-parts"]
     root = case.input(case.partitions[0]).parent
     plans = archive_plans(str(root), EVERY_TOPIC, [])
@@ -215,7 +215,7 @@ def test_a_table_of_queries(spark, tmp_path, tmp_path_factory):
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
 @pytest.mark.slow
-def test_queries_of_files(spark, tmp_path, capsys, kind):
+def test_queries_of_files_are_answered(spark, tmp_path, capsys, kind):
     source, target = tmp_path / f"q.{kind}", tmp_path / f"a.{kind}"
     rows = pa.table(
         {"topic": ["users", "users"], "partition": [0, 1], "timestamp": [1_795_227_700_000, 1_795_228_000_000]}
@@ -262,7 +262,7 @@ def holed(tmp_path):
         (("--time", "latest"), False), (("--time", "max-timestamp"), True),
     ],
 )  # fmt: skip
-def test_a_gap_that_a_search_passes_over(holed, capsys, asked, passes):
+def test_gap_below_the_answer_is_a_problem(holed, capsys, asked, passes):
     """The missing segment may have held another answer."""
     code, out, _ = run(capsys, holed.root, *asked, "--json")
     [answer] = answers(out)
@@ -272,7 +272,7 @@ def test_a_gap_that_a_search_passes_over(holed, capsys, asked, passes):
     assert code == 0 and answers(out)[0]["status"] != "gap"
 
 
-def test_a_gap_at_an_end_of_the_log(tmp_path, capsys):
+def test_gap_at_the_start_or_end_of_the_log_is_a_problem(tmp_path, capsys):
     part = build(tmp_path / "archive")
     (part.folder / f"{60:020d}.index").write_bytes(b"")
     assert run(capsys, part.root, "--time", "latest")[0] == 3
@@ -285,7 +285,7 @@ def test_a_gap_at_an_end_of_the_log(tmp_path, capsys):
     assert run(capsys, part.root, "--offset", 12)[0] == 0
 
 
-def test_above_what_can_be_answered_no_gap_counts(holed):
+def test_gap_above_the_readable_end_is_ignored(holed):
     """A high watermark, or an open transaction, ends the answers in front of the hole."""
     [plan] = archive_plans(str(holed.root), EVERY_TOPIC, [])
     late = Queries(np.array([START_MS + 99]), np.array([True]))
@@ -294,7 +294,7 @@ def test_above_what_can_be_answered_no_gap_counts(holed):
     assert lookup(replace(plan, end_offset=13), late).problem.kind == "gap"
 
 
-def test_a_table_of_queries_has_the_gap_in_its_rows(holed):
+def test_answers_to_a_table_of_queries_have_the_gap(holed):
     plans = {("t", 0): archive_plans(str(holed.root), EVERY_TOPIC, [])[0]}
     rows = pa.record_batch({"topic": ["t"] * 2, "partition": [0] * 2, "offset": [11, 24]})
     passing = pa.record_batch({"topic": ["t"] * 2, "partition": [0] * 2, "offset": [11, 13]})

@@ -58,7 +58,7 @@ def expected(root, start, end):
 
 
 @pytest.mark.slow
-def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_factory):
+def test_time_index_table_is_built_queried_and_updated(spark, archive, tmp_path, tmp_path_factory):
     state = open_state(str(tmp_path / "store"))
     times = [
         t

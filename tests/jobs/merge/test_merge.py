@@ -83,7 +83,7 @@ def test_equal_copies_are_copied_byte_for_byte(tmp_path: Path) -> None:
     check(tmp_path / "out")
 
 
-def test_each_copy_gives_what_the_others_have_lost(tmp_path: Path) -> None:
+def test_damaged_ranges_are_read_from_other_copies(tmp_path: Path) -> None:
     of = copies(tmp_path)
     whole = text(of[0])
     log(of[0], 1).unlink()
@@ -101,7 +101,7 @@ def test_each_copy_gives_what_the_others_have_lost(tmp_path: Path) -> None:
     check(tmp_path / "out")
 
 
-def test_a_copy_that_a_broker_marked_as_stray(tmp_path: Path) -> None:
+def test_stray_copy_is_merged(tmp_path: Path) -> None:
     """It may be the only copy. Two folders of a partition in one copy are a problem of that copy alone."""
     of = copies(tmp_path, 2)
     whole = text(of[0])
@@ -120,7 +120,7 @@ def test_a_copy_that_a_broker_marked_as_stray(tmp_path: Path) -> None:
     assert report.exit_code == 3 and "the same partition in" in report.to_text()
 
 
-def test_replicas_below_one_folder(tmp_path: Path) -> None:
+def test_replicas_below_one_folder_are_merged(tmp_path: Path) -> None:
     copies(tmp_path / "cluster")
     report = run_merge(tmp_path / "cluster", tmp_path / "out", layout="replicas")
     assert report.exit_code == 0
@@ -155,7 +155,7 @@ def test_the_highest_leader_epoch_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["broker-1", "broker-2", "both"])
-def test_lineage_without_checkpoints(tmp_path: Path, lost: str) -> None:
+def test_lineage_is_read_from_batches_without_checkpoints(tmp_path: Path, lost: str) -> None:
     one = write(tmp_path / "broker-1", f"{LOG} {LATER}")
     other = write(tmp_path / "broker-2", f"{LOG} || {{leader=3}} x=1 | {{leader=3}} y=1")
     for copy in (one, other):
@@ -166,7 +166,7 @@ def test_lineage_without_checkpoints(tmp_path: Path, lost: str) -> None:
     assert only(report).copies[0].losing
 
 
-def test_a_wrong_checkpoint_is_not_believed(tmp_path: Path) -> None:
+def test_wrong_epoch_checkpoint_is_ignored(tmp_path: Path) -> None:
     of = copies(tmp_path)
     wrong = checkpoints.write_leader_epochs([(0, 0), (7, 2)])
     (of[0] / FOLDER / "leader-epoch-checkpoint").write_bytes(wrong)
@@ -175,7 +175,7 @@ def test_a_wrong_checkpoint_is_not_believed(tmp_path: Path) -> None:
     assert "contradicts the batches beside it; not used" in report.to_text()
 
 
-def test_a_leader_that_wrote_nothing_ends_the_epochs_before(tmp_path: Path) -> None:
+def test_epoch_without_records_ends_earlier_epochs(tmp_path: Path) -> None:
     one = write(tmp_path / "broker-1", f"{LOG} {LATER}")
     other = write(tmp_path / "broker-2")
     path = other / FOLDER / "leader-epoch-checkpoint"
@@ -185,7 +185,7 @@ def test_a_leader_that_wrote_nothing_ends_the_epochs_before(tmp_path: Path) -> N
     assert only(report).copies[0].losing[0].first == 10
 
 
-def test_the_leader_lost_its_end(tmp_path: Path) -> None:
+def test_truncated_copy_of_the_leader_is_completed(tmp_path: Path) -> None:
     """Both are of one leader epoch, so the longer copy is not another lineage."""
     one = write(tmp_path / "broker-1", f"{LOG} {LATER}")
     other = write(tmp_path / "broker-2")
@@ -233,7 +233,7 @@ def test_other_topic_ids_are_refused(tmp_path: Path) -> None:
     assert (str(one) in problem.expected, str(other) in problem.path) == (True, True)
 
 
-def test_a_compacted_copy_gives_only_what_the_other_lacks(tmp_path: Path) -> None:
+def test_compacted_copy_is_used_only_for_missing_ranges(tmp_path: Path) -> None:
     one = write(tmp_path / "broker-1")
     other = compacted(one, tmp_path / "broker-2")
     whole = text(one)
@@ -249,7 +249,7 @@ def test_a_compacted_copy_gives_only_what_the_other_lacks(tmp_path: Path) -> Non
     check(tmp_path / "out")
 
 
-def test_gaps_are_problems_and_nothing_else_is_lost(tmp_path: Path) -> None:
+def test_gaps_are_reported_and_other_records_are_kept(tmp_path: Path) -> None:
     of = copies(tmp_path, 2)
     for copy in of:
         hurt(log(copy, 0), 1)
@@ -282,7 +282,7 @@ def test_transactions_and_producers_are_rebuilt(tmp_path: Path) -> None:
     check(tmp_path / "out")
 
 
-def test_a_cut_at_a_batch_border_is_seen_by_files_that_are_left(tmp_path: Path) -> None:
+def test_cut_at_a_batch_boundary_is_detected_by_side_files(tmp_path: Path) -> None:
     of = copies(tmp_path, 2)
     for copy in of:
         ends = borders(log(copy, 2).read_bytes())
@@ -298,7 +298,7 @@ def test_a_transaction_without_a_marker_is_reported(tmp_path: Path) -> None:
     assert "stops at offset 1" in report.to_text()
 
 
-def test_a_marker_that_a_cleaner_has_emptied(tmp_path: Path) -> None:
+def test_marker_emptied_by_a_cleaner_is_accepted(tmp_path: Path) -> None:
     one = write(tmp_path / "broker-1", "a=1 | {pid=7 txn} b=1 | {pid=7 abort} | c=1")
     other = write(tmp_path / "broker-2", "a=1 | {pid=7 txn base=1 last=1} | {pid=7 txn control base=2 last=2} | c=1@3")
     report = run_merge([other, one], tmp_path / "out")
@@ -307,7 +307,7 @@ def test_a_marker_that_a_cleaner_has_emptied(tmp_path: Path) -> None:
     check(tmp_path / "out")
 
 
-def test_copies_that_were_cleaned_at_two_times(tmp_path: Path) -> None:
+def test_copies_cleaned_at_different_times_are_merged(tmp_path: Path) -> None:
     """Each cleaner sets a delete horizon of its own, so the bytes differ, and neither is another log."""
     one = write(tmp_path / "broker-1", "{horizon=1700000001000} a=- | b=1")
     other = write(tmp_path / "broker-2", "{horizon=1700000009000} a=- | b=1")
@@ -316,7 +316,7 @@ def test_copies_that_were_cleaned_at_two_times(tmp_path: Path) -> None:
     check(tmp_path / "out")
 
 
-def test_another_log_with_other_borders_is_refused(tmp_path: Path) -> None:
+def test_different_log_with_other_batch_boundaries_is_refused(tmp_path: Path) -> None:
     """Two copies agree, the third has other batches of the same epoch, none of which begins where theirs do."""
     of = copies(tmp_path, 2, "a=1 | b=1 c=1 | d=1 e=1 | f=1 g=1 | h=1")
     other = write(tmp_path / "broker-3", "a=1 | x=1 | y=1 z=1 | v=1 w=1 | u=1 | h=1")
@@ -335,7 +335,7 @@ def test_aborted_data_without_its_marker_is_a_problem(tmp_path: Path) -> None:
     assert "expected the ABORT marker of producer 7 at offset 1, found none in any sound copy" in report.to_text()
 
 
-def test_a_leader_epoch_with_a_flipped_bit(tmp_path: Path) -> None:
+def test_batch_with_a_flipped_bit_in_its_leader_epoch_is_replaced(tmp_path: Path) -> None:
     """No checksum covers it. Another copy has the batch; if none has, its epoch is that of the log around it."""
     of = copies(tmp_path, 2)
     whole = read_tree(of[1] / FOLDER)
@@ -348,7 +348,7 @@ def test_a_leader_epoch_with_a_flipped_bit(tmp_path: Path) -> None:
     assert only(report).epochs_corrected == 1
 
 
-def test_a_base_offset_with_a_flipped_bit(tmp_path: Path) -> None:
+def test_batch_with_a_flipped_bit_in_its_base_offset_is_replaced(tmp_path: Path) -> None:
     of = copies(tmp_path, 2)
     whole = text(of[1])
     at = borders(log(of[0], 2).read_bytes())[0]
@@ -358,7 +358,7 @@ def test_a_base_offset_with_a_flipped_bit(tmp_path: Path) -> None:
     assert "wrong base offset, as another copy shows: 10000; left out" in report.to_text()
 
 
-def test_segments_that_overlap_within_a_copy(tmp_path: Path) -> None:
+def test_overlapping_segments_of_a_copy_are_read_once(tmp_path: Path) -> None:
     one = write(tmp_path / "broker-1")
     other = write(tmp_path / "broker-2")
     whole = text(one)
@@ -382,7 +382,7 @@ def test_an_empty_active_segment_keeps_the_log_end(tmp_path: Path) -> None:
     assert only(only_end).next_offset == int(files_in(one / FOLDER)[-1].stem)
 
 
-def test_the_beginning_comes_from_the_copy_that_has_it(tmp_path: Path) -> None:
+def test_beginning_of_the_log_is_read_from_the_copy_that_has_it(tmp_path: Path) -> None:
     of = copies(tmp_path, 2)
     whole = text(of[0])
     for path in (of[0] / FOLDER).glob(f"{0:020d}.*"):
@@ -396,7 +396,7 @@ def test_the_beginning_comes_from_the_copy_that_has_it(tmp_path: Path) -> None:
     check(tmp_path / "out")
 
 
-def test_leftovers_of_a_swap(tmp_path: Path) -> None:
+def test_files_of_an_interrupted_swap_are_resolved(tmp_path: Path) -> None:
     of = copies(tmp_path, 2)
     whole = text(of[0])
     shutil.copy(log(of[0], 0), f"{log(of[0], 0)}.deleted")
@@ -407,7 +407,7 @@ def test_leftovers_of_a_swap(tmp_path: Path) -> None:
     check(tmp_path / "out")
 
 
-def test_the_tail_is_torn_in_all_copies(tmp_path: Path) -> None:
+def test_torn_tail_in_all_copies_ends_the_log(tmp_path: Path) -> None:
     of = copies(tmp_path, 2)
     for copy, n in zip(of, (3, 30), strict=True):
         log(copy, 2).write_bytes(log(copy, 2).read_bytes()[:-n])
@@ -417,7 +417,7 @@ def test_the_tail_is_torn_in_all_copies(tmp_path: Path) -> None:
     check(tmp_path / "out")
 
 
-def test_a_value_that_holds_a_batch_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_value_that_contains_a_batch_is_not_read_as_a_batch(tmp_path: Path) -> None:
     """The length field is damaged, and the search finds the sound batch that the record holds."""
     write_partition(tmp_path / "inner" / FOLDER, "evil=1", base_offset=1)
     inner = log(tmp_path / "inner", 0).read_bytes()
@@ -436,7 +436,7 @@ def test_a_value_that_holds_a_batch_is_not_taken_for_one(tmp_path: Path) -> None
     assert "evil" not in text(tmp_path / "out")
 
 
-def test_a_copy_that_cannot_be_read_is_no_obstacle(tmp_path: Path) -> None:
+def test_unreadable_copy_does_not_stop_the_merge(tmp_path: Path) -> None:
     of = copies(tmp_path)
     whole = text(of[1])
     log(of[0], 1).unlink()
@@ -449,7 +449,7 @@ def test_a_copy_that_cannot_be_read_is_no_obstacle(tmp_path: Path) -> None:
     assert "broker-3: no such partition" in report.to_text()
 
 
-def test_the_same_folder_twice_is_refused(tmp_path: Path) -> None:
+def test_folder_given_twice_is_refused(tmp_path: Path) -> None:
     of = copies(tmp_path, 2)
     (tmp_path / "link").symlink_to(of[0])
     for other in (of[0], tmp_path / "link", of[0] / FOLDER):
@@ -463,7 +463,7 @@ def test_the_same_folder_twice_is_refused(tmp_path: Path) -> None:
         run_merge([of[0]], tmp_path / "out")
 
 
-def test_the_output_lies_outside_and_is_empty(tmp_path: Path) -> None:
+def test_output_inside_a_copy_or_not_empty_is_refused(tmp_path: Path) -> None:
     of = copies(tmp_path, 2)
     with pytest.raises(UsageError, match="needs a place outside"):
         run_merge(of, of[0] / "out")
@@ -477,7 +477,7 @@ def test_the_output_lies_outside_and_is_empty(tmp_path: Path) -> None:
         run_merge([of[0], tmp_path / "none"], tmp_path / "other")
 
 
-def test_small_windows_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_does_not_depend_on_the_window_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = write(tmp_path / "broker-1")
     other = compacted(one, tmp_path / "broker-2")
     hurt(log(one, 0), 0)
@@ -490,7 +490,7 @@ def test_small_windows_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert read_tree(tmp_path / "small") == read_tree(tmp_path / "large")
 
 
-def test_segments_are_no_larger_than_those_of_the_copies(tmp_path: Path) -> None:
+def test_segments_do_not_exceed_those_of_the_copies(tmp_path: Path) -> None:
     of = copies(tmp_path, 2)
     config = parse_config({"defaults": {"segment.bytes": 100}, "job": {"engine": "threads"}})
     most = max(path.stat().st_size for path in files_in(of[0] / FOLDER))
@@ -500,12 +500,12 @@ def test_segments_are_no_larger_than_those_of_the_copies(tmp_path: Path) -> None
     check(tmp_path / "out")
 
 
-def test_the_example_is_what_its_script_makes(tmp_path: Path) -> None:
+def test_example_equals_the_output_of_its_script(tmp_path: Path) -> None:
     make_replicas.make(ROOT / "examples" / "archive", tmp_path)
     assert read_tree(tmp_path) == read_tree(ROOT / "examples" / "replicas")
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_merges_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = str(ROOT / "examples" / "replicas")
     out = tmp_path / "out"
     code = cli.main(["merge", source, "--layout", "replicas", "--output", str(out), "--engine", "threads"])

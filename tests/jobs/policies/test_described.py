@@ -51,7 +51,7 @@ def ran(capsys, *words, job="policies"):
     return code, output.out, output.err
 
 
-def test_a_table_for_each_topic(given, capsys, tmp_path):
+def test_each_topic_has_a_settings_table(given, capsys, tmp_path):
     code, text, _ = ran(capsys, *given(topics=TOPICS, broker=BROKER.format(id=1, hours=2)), "--json")
     assert code == DONE
     said = json.loads(text)
@@ -68,7 +68,7 @@ def test_a_table_for_each_topic(given, capsys, tmp_path):
     assert "expected no such file yet" in capsys.readouterr().err
 
 
-def test_stdout_is_a_settings_file(given, capsys):
+def test_stdout_is_a_valid_settings_file(given, capsys):
     code, text, _ = ran(capsys, *given(topics=TOPICS), "--topics", "k*", "--no-retention")
     assert code == DONE
     assert tomllib.loads(text)["topics"] == {"keys": {"cleanup.policy": "compact"}}
@@ -86,7 +86,7 @@ def test_brokers_that_disagree_are_named(given, capsys):
     assert "found 7200000 (broker 1); 10800000 (broker 2)" in output
 
 
-def test_server_properties_stand_for_all_or_for_their_own(given, capsys):
+def test_server_properties_apply_to_all_brokers_or_to_one(given, capsys):
     brokers = "Dynamic configs for broker 1 are:\nDynamic configs for broker 2 are:\n"
     one = "node.id=1\nlog.retention.hours = 1\nlog.retention.minutes : 3\nlog.segment.bytes=\\\n  2048\n"
     code, text, _ = ran(capsys, *given(topics=TOPICS, brokers=brokers, one=one))
@@ -99,7 +99,7 @@ def test_server_properties_stand_for_all_or_for_their_own(given, capsys):
     assert code == USAGE and "no server.properties of broker 3" in output
 
 
-def test_a_policy_of_nothing_keeps_everything(given, capsys):
+def test_empty_policy_keeps_all_records(given, capsys):
     none = "cleanup.policy= sensitive=false synonyms={DYNAMIC_TOPIC_CONFIG:cleanup.policy=}"
     code, text, _ = ran(capsys, *given(topics=f"Dynamic configs for topic t are:\n  {none}\n"))
     assert code == DONE
@@ -123,20 +123,20 @@ def test_a_policy_of_nothing_keeps_everything(given, capsys):
         ("Dynamic configs for broker 1 are:\n", "expected topics with their settings, found none"),
     ],
 )
-def test_other_text_is_refused_with_its_line(given, capsys, text, expected):
+def test_unexpected_text_is_refused_with_its_line(given, capsys, text, expected):
     code, out, output = ran(capsys, *given(file=text))
     assert (code, out) == (USAGE, "")
     assert expected in output
 
 
-def test_settings_of_others_are_noted(given, capsys):
+def test_settings_of_other_entities_are_noted(given, capsys):
     text = TOPICS + "Dynamic configs for client-metrics m are:\n  a=b sensitive=false synonyms={}\n"
     code, out, _ = ran(capsys, *given(file=text))
     assert code == DONE
     assert "settings of client-metrics m have no effect here" in out
 
 
-def test_a_value_may_have_several_lines(given, capsys):
+def test_value_may_have_several_lines(given, capsys):
     text = (
         BROKER.format(id=1, hours=2) + "  x=a\nb = c\n sensitive=false synonyms={STATIC_BROKER_CONFIG:x=a\nb = c\n}\n"
     )
@@ -148,7 +148,7 @@ def test_properties_are_read_as_java_reads_them():
     assert parse_properties(text, "f") == {"a": "b c", "d": "e", "f": "g", "h": "", "A=x": "y\tz"}
 
 
-def test_kafkas_words_for_a_connection(tmp_path):
+def test_connection_properties_of_kafka_are_translated(tmp_path):
     login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="u" password="p\\"w";'
     given = {
         "security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": login,
@@ -176,7 +176,7 @@ def test_kafkas_words_for_a_connection(tmp_path):
         ("ssl.provider", "secret"),
     ],
 )
-def test_a_connection_is_never_less_than_was_asked_for(given, capsys, name, value):
+def test_connection_weaker_than_requested_is_refused(given, capsys, name, value):
     options = ("--bootstrap-server", "127.0.0.1:1", "--command-config", *given(c=f"{name}={value}"))
     code, _, output = ran(capsys, *options)
     assert code == USAGE
@@ -185,20 +185,20 @@ def test_a_connection_is_never_less_than_was_asked_for(given, capsys, name, valu
     assert (code, of_replay) == (USAGE, output)
 
 
-def test_options_that_belong_together(given, capsys):
+def test_options_without_their_counterpart_are_refused(given, capsys):
     assert ran(capsys)[0] == USAGE
     assert ran(capsys, *given(t=TOPICS), "--command-config", "x")[0] == USAGE
     assert ran(capsys, "no such file")[0] == USAGE
 
 
-def test_a_cluster_that_does_not_answer(capsys, monkeypatch):
+def test_unresponsive_cluster_is_an_error(capsys, monkeypatch):
     monkeypatch.setattr("lastkey.jobs.policies.live_cluster._SECONDS", 0.2)
     code, _, output = ran(capsys, "--bootstrap-server", "127.0.0.1:1")
     assert code == ENVIRONMENT
     assert "127.0.0.1:1: expected a cluster that describes its settings" in output
 
 
-def test_invalid_address(capsys, monkeypatch):
+def test_invalid_bootstrap_server_is_an_error(capsys, monkeypatch):
     monkeypatch.setattr("lastkey.jobs.policies.live_cluster._SECONDS", 0.2)
     code, _, output = ran(capsys, "--bootstrap-server", ":::")
     assert code in (USAGE, ENVIRONMENT)

@@ -41,7 +41,7 @@ def test_a_run_notes_later_changes(tmp_path, archive, capsys):
     assert "notes" not in [why["kind"] for why in output["archive_needed_because"]]  # it says nothing of the archive
 
 
-def test_made_is_checked(tmp_path, archive, capsys):
+def test_made_section_is_validated(tmp_path, archive, capsys):
     path = tmp_path / "c.toml"
     path.write_text('[made]\noffset = "x"\n')
     assert cli.main(["compact", str(archive), "--store", str(tmp_path / "s"), "--config", str(path)]) == USAGE

@@ -61,7 +61,7 @@ def root(sound, tmp_path):
     return tmp_path / "archive"
 
 
-def test_a_sound_partition(root, sound):
+def test_intact_partition_has_no_differences(root, sound):
     before = tree(root)
     report = run(root)
     assert (report.exit_code, not_same(report)) == (DONE, {})
@@ -75,7 +75,7 @@ def test_a_sound_partition(root, sound):
     assert tree(root) == before
 
 
-def test_everything_from_the_logs_alone(root):
+def test_all_side_files_are_rebuilt_from_the_logs(root):
     good = read_tree(root)
     for path in (root / "t-0").iterdir():
         if path.suffix != ".log" and path.name != "partition.metadata":
@@ -226,7 +226,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize(("file", "reason", "damage"), DAMAGE, ids=[f"{d[0][-9:]}-{d[1]}" for d in DAMAGE])
-def test_damage_is_named_and_put_right(file, reason, damage, root, sound, monkeypatch):
+def test_damaged_side_file_is_reported_and_rebuilt(file, reason, damage, root, sound, monkeypatch):
     monkeypatch.setattr(reindex_side_files, "_MOST_SIDE_BYTES", 1 << 16)
     path = root / "t-0" / file
     damage(path)
@@ -262,7 +262,7 @@ def test_damage_is_named_and_put_right(file, reason, damage, root, sound, monkey
     assert not_same(run(root)) == {}
 
 
-def test_a_txn_index_that_should_not_be_there(root, sound):
+def test_superfluous_transaction_index_is_removed(root, sound):
     path = root / "t-0" / segment_file(5, "txnindex")
     path.write_bytes(b"")
     report = run(root)
@@ -285,7 +285,7 @@ def _flip(path, position):
     path.write_bytes(bytes(data))
 
 
-def test_damaged_log_between_intact_ones(root):
+def test_side_files_of_intact_logs_around_a_damaged_log_are_rebuilt(root):
     write_partition(root / "other-0", "a=1 | b=2", index_interval_bytes=0)
     log = root / "t-0" / segment_file(5, "log")
     position = borders(log.read_bytes())[1]
@@ -336,7 +336,7 @@ def test_reading_continues_from_the_snapshot_after_a_damaged_log(root, sound):
 
 
 @pytest.mark.parametrize("zeros", [False, True])
-def test_a_torn_tail_ends_the_last_log_and_is_bad_in_another(root, zeros):
+def test_torn_tail_ends_the_last_log_and_is_damage_in_others(root, zeros):
     for base in (0, 10):
         log = root / "t-0" / segment_file(base, "log")
         data = log.read_bytes()
@@ -352,7 +352,7 @@ def test_a_torn_tail_ends_the_last_log_and_is_bad_in_another(root, zeros):
     assert any("a broker truncates it there" in note for p in report.partitions for note in p.notes)
 
 
-def test_a_log_whose_offsets_overflow_or_lie_elsewhere(tmp_path):
+def test_log_with_overflowing_or_foreign_offsets_is_reported(tmp_path):
     root = tmp_path / "archive"
     near = write_segment(root / "far-0", "a=1")
     far = write_segment(tmp_path / "far", "{base=3000000000} b=2@3000000000", 3_000_000_000)
@@ -369,7 +369,7 @@ def test_a_log_whose_offsets_overflow_or_lie_elsewhere(tmp_path):
     assert told[f"over-0/{segment_file(2, 'index')}"] == "missing"
 
 
-def test_a_transaction_that_cannot_be_leaves_the_indexes_possible(tmp_path):
+def test_invalid_transaction_does_not_stop_the_indexes(tmp_path):
     root = tmp_path / "archive"
     write_partition(root / "t-0", "{pid=7 txn} a=1 || b=2", index_interval_bytes=0)
     other = write_segment(tmp_path / "other", "{base=1 pid=7} b=2", 1, index_interval_bytes=0)
@@ -382,7 +382,7 @@ def test_a_transaction_that_cannot_be_leaves_the_indexes_possible(tmp_path):
 # -- skipped files, messages
 
 
-def test_an_empty_segment_and_a_stray_snapshot(root, tmp_path):
+def test_empty_segment_gets_indexes_and_stray_snapshot_is_noted(root, tmp_path):
     (root / "t-0" / segment_file(15, "log")).write_bytes(b"")
     shutil.copy(root / "t-0" / segment_file(10, "snapshot"), root / "t-0" / segment_file(12, "snapshot"))
     report = run(root, "in_place")
@@ -395,7 +395,7 @@ def test_an_empty_segment_and_a_stray_snapshot(root, tmp_path):
     assert (root / "t-0" / segment_file(12, "snapshot")).exists()
 
 
-def test_below_a_raised_log_start_nothing_is_carried(root):
+def test_state_below_the_log_start_is_not_rebuilt(root):
     """UnifiedLog.rebuildProducerState loads nothing there; the snapshots at those bases are not made."""
     (root / "log-start-offset-checkpoint").write_text("0\n1\nt 0 11\n")
     for path in files_in(root / "t-0", "*.snapshot"):
@@ -408,7 +408,7 @@ def test_below_a_raised_log_start_nothing_is_carried(root):
     assert entries["last_offset"].tolist() == [14]
 
 
-def test_leftovers_of_a_swap(root, sound):
+def test_files_of_an_interrupted_swap_keep_their_names(root, sound):
     """The cleaner's swap is incomplete: files keep the names that the broker will rename."""
     folder = root / "t-0"
     for kind in ("log", "index"):
@@ -439,7 +439,7 @@ def test_leftovers_of_a_swap(root, sound):
     assert not_same(run(root)) == {}
 
 
-def test_mode_and_owner_stay_and_a_new_file_is_like_its_log(root):
+def test_mode_and_owner_are_kept_and_copied_from_the_log_for_new_files(root):
     folder = root / "t-0"
     (folder / INDEX).write_bytes(b"")
     (folder / INDEX).chmod(0o640)
@@ -455,7 +455,7 @@ def test_mode_and_owner_stay_and_a_new_file_is_like_its_log(root):
         assert (found.st_uid, found.st_gid) == (1234, 2345)
 
 
-def test_a_file_that_cannot_be_written_is_named_and_the_others_continue(root, sound):
+def test_unwritable_file_is_reported_and_others_are_written(root, sound):
     (root / "t-0" / INDEX).unlink()
     (root / "t-0" / INDEX).mkdir()  # as root, a mode would not do
     (root / "t-0" / TIME).unlink()
@@ -466,14 +466,14 @@ def test_a_file_that_cannot_be_written_is_named_and_the_others_continue(root, so
     assert not list((root / "t-0").glob("*.tmp"))
 
 
-def test_an_index_that_cannot_be_read_is_no_fault_of_the_log(root, sound, tmp_path):
+def test_unreadable_index_is_not_a_problem_of_the_log(root, sound, tmp_path):
     with faults(tmp_path, Fault("read", f"*/{INDEX}", times=None, error="EIO")):
         report = run(root, "in_place")
     assert not_same(report) == {INDEX: ("rebuilt", "wrong")}
     assert read_tree(root) == read_tree(sound)
 
 
-def test_a_full_disk_is_the_environment(root, capsys):
+def test_full_disk_is_an_environment_error(root, capsys):
     def full():
         raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
 
@@ -486,7 +486,7 @@ def test_a_full_disk_is_the_environment(root, capsys):
     assert not list((root / "t-0").glob("*.tmp"))
 
 
-def test_files_that_read_back_wrong_are_not_put_in_place(root):
+def test_files_with_a_read_back_mismatch_are_not_renamed(root):
     (root / "t-0" / INDEX).write_bytes(b"x")
     with at_step("side file flushed", lambda: flip(next((root / "t-0").glob(f"{INDEX}.*")), 0)):
         report = run(root, "in_place")
@@ -494,7 +494,7 @@ def test_files_that_read_back_wrong_are_not_put_in_place(root):
     assert (root / "t-0" / INDEX).read_bytes() == b"x"
 
 
-def test_leftovers_of_a_killed_run_are_removed(root, sound):
+def test_temporary_files_of_a_killed_run_are_removed(root, sound):
     left = root / "t-0" / (INDEX + reindex_write.LEFTOVER)
     left.write_bytes(b"half")
     report = run(root, "in_place")
@@ -533,7 +533,7 @@ def held(root):
     holder.communicate()
 
 
-def test_a_directory_that_a_broker_holds_is_refused_in_place(held, capsys):
+def test_in_place_is_refused_for_a_directory_locked_by_a_broker(held, capsys):
     (held / "t-0" / INDEX).unlink()
     before = tree(held)
     assert cli.main(["reindex", str(held), "--in-place", "--json"]) == CONFLICT
@@ -575,7 +575,7 @@ def test_replacing_files_locks_out_brokers_and_other_runs(root):
 
 
 @pytest.mark.parametrize("before", [TEXT[: TEXT.rindex(" |")], TEXT[: TEXT.rindex(" ||")]], ids=["grown", "rolled"])
-def test_broker_that_ends_before_the_lock_is_taken(before, root, tmp_path, monkeypatch):
+def test_appends_of_a_broker_before_the_lock_is_acquired_are_no_damage(before, root, tmp_path, monkeypatch):
     """Appends of the broker are no damage, although its indexes cover more than the listed log."""
     archive = tmp_path / "before"
     write_partition(archive / "t-0", before, index_interval_bytes=0)
@@ -591,7 +591,7 @@ def test_broker_that_ends_before_the_lock_is_taken(before, root, tmp_path, monke
     assert (not_same(report), report.partitions[0].segments) == ({}, len(BASES))
 
 
-def test_no_lock_file_is_made(root):
+def test_reindex_creates_no_lock_file(root):
     (root / "t-0" / INDEX).unlink()
     run(root, "in_place")
     assert not (root / ".lock").exists()
@@ -600,13 +600,13 @@ def test_no_lock_file_is_made(root):
 # -- the command line
 
 
-def test_a_problem_of_each_kind_has_a_text():
+def test_problem_of_each_kind_has_a_text():
     """A post of --notify has it; reindex has kinds that no error of a log has."""
     problem = Problem("torn", "t-0/x.index", 3, "entries of 8 bytes", "2 bytes at the end")
     assert str(problem) == "t-0/x.index at byte 3: torn: expected entries of 8 bytes, found 2 bytes at the end"
 
 
-def test_the_report_as_json(root, capsys):
+def test_report_is_written_as_json(root, capsys):
     (root / "t-0" / INDEX).write_bytes((root / "t-0" / INDEX).read_bytes() + bytes(10))
     config = root.parent / "c.toml"
     config.write_text('[defaults]\n"index.interval.bytes" = 0\n')
@@ -664,11 +664,11 @@ def test_wrong_usage_is_refused_and_changes_no_file(arguments, said, root, capsy
     assert tree(root) == before
 
 
-def test_missing_archive(tmp_path, capsys):
+def test_missing_archive_is_a_usage_error(tmp_path, capsys):
     assert cli.main(["reindex", str(tmp_path / "nowhere"), "--check"]) == USAGE
 
 
-def test_some_topics_and_partitions(tmp_path):
+def test_topics_and_partitions_options_select_partitions(tmp_path):
     root = tmp_path / "archive"
     for folder in ("a-0", "a-1", "a-3", "a-4", "a-5", "b-0"):
         write_partition(root / folder, "a=1")
@@ -680,7 +680,7 @@ def test_some_topics_and_partitions(tmp_path):
         run(root, topics=TopicFilter(("c",)))
 
 
-def test_the_same_partition_in_two_places_is_not_touched(root, tmp_path):
+def test_duplicate_partition_is_not_changed(root, tmp_path):
     shutil.copytree(root / "t-0", root / "disk" / "t-0")
     (root / "disk/t-0" / INDEX).unlink()
     before = tree(root)
@@ -691,7 +691,7 @@ def test_the_same_partition_in_two_places_is_not_touched(root, tmp_path):
 
 
 @pytest.mark.parametrize("skip_crc", [False, True])
-def test_skip_crc_gives_the_same_and_passes_over_a_checksum(root, skip_crc):
+def test_skip_crc_gives_the_same_and_ignores_a_wrong_checksum(root, skip_crc):
     good = read_tree(root)
     for kind in ("index", "timeindex", "txnindex", "snapshot"):
         for path in files_in(root / "t-0", f"*.{kind}"):
@@ -706,7 +706,7 @@ def test_skip_crc_gives_the_same_and_passes_over_a_checksum(root, skip_crc):
         assert set(good) - set(found) == {f"t-0/{segment_file(5, 'log')}"}
 
 
-def test_time_index_at_the_minute(tmp_path):
+def test_time_index_interval_of_a_minute_is_used(tmp_path):
     root = tmp_path / "archive"
     batches = " | ".join(f"{{ts={START_MS - START_MS % 60_000 + 20_000 * i}}} a={i}" for i in range(10))
     write_partition(root / "t-0", batches, index_interval_bytes=0)
@@ -791,7 +791,7 @@ def snapshots(report):
     return {reason for name, reason in not_same(report).items() if name.endswith(".snapshot")}
 
 
-def test_a_snapshot_may_know_the_last_batch_of_a_producer_that_retention_took(tmp_path):
+def test_snapshot_may_have_the_last_batch_of_a_producer_removed_by_retention(tmp_path):
     """The log has only a marker of the producer."""
     folder = tmp_path / "t-0"
     write_partition(folder, "{pid=7 txn} a=1 || {pid=7 commit} | b=1 || c=1 || d=1", index_interval_bytes=0)
@@ -805,7 +805,7 @@ def test_a_snapshot_may_know_the_last_batch_of_a_producer_that_retention_took(tm
 @pytest.mark.parametrize(
     ("emptied", "wrong"), [("{txn control pid=7 epoch=1 base=1 last=1}", False), ("{pid=7 abort}", True)]
 )
-def test_a_snapshot_may_know_a_marker_that_was_emptied(tmp_path, emptied, wrong):
+def test_snapshot_may_have_an_emptied_marker(tmp_path, emptied, wrong):
     """The cleaner keeps the marker's batch, so no offset is missing. With its record the batch has all information."""
     folder, other = tmp_path / "archive" / "t-0", tmp_path / "other" / "t-0"
     write_partition(folder, "a=1 | {pid=7 epoch=1 abort} || b=1 || c=1", index_interval_bytes=0)

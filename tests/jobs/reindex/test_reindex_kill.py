@@ -46,7 +46,7 @@ def broken(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("step", "nth"), STEPS)
-def test_a_kill_leaves_each_file_old_or_new(broken, step, nth, tmp_path):
+def test_killed_run_leaves_each_file_old_or_new(broken, step, nth, tmp_path):
     good, source = broken
     root = tmp_path / "archive"
     shutil.copytree(source, root)
@@ -69,7 +69,7 @@ def test_a_kill_leaves_each_file_old_or_new(broken, step, nth, tmp_path):
         ("driver", "side file replaced", 1),
     ],
 )
-def test_a_kill_with_spark_leaves_each_file_old_or_new(broken, who, step, nth, tmp_path):
+def test_killed_run_on_spark_leaves_each_file_old_or_new(broken, who, step, nth, tmp_path):
     """A worker ends with its JVM, and that with its driver: no process writes behind the next run."""
     good, source = broken
     root = tmp_path / "archive"
@@ -110,7 +110,7 @@ def _check_old_or_new(root, good):
 @pytest.mark.parametrize(
     ("mode", "said"), [("--in-place", "each file is the old one or the new one"), ("--output", "remove ")]
 )
-def test_interrupted_run_reports_its_leftovers(broken, mode, said, tmp_path):
+def test_interrupted_run_reports_its_temporary_files(broken, mode, said, tmp_path):
     good, source = broken
     root, output = tmp_path / "archive", tmp_path / "output"
     shutil.copytree(source, root)

@@ -50,7 +50,7 @@ def archive(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_page_of_an_archive(archive):
+def test_report_profiles_an_archive(archive):
     config = Config(topics={"t": {"cleanup_policy": ("compact",)}})
     report = archive_report.run(options(archive, config=config), Silent())
     assert report.exit_code == 0
@@ -120,7 +120,7 @@ def test_topic_in_a_cleaner_checkpoint_counts_as_compacted(archive):
     assert not found["t-0"].compacted, "settings win"
 
 
-def test_damage_is_reported_and_the_others_are_shown(archive):
+def test_damage_is_reported_and_other_partitions_are_shown(archive):
     log = next((archive / "t-0").glob("*.log"))
     log.write_bytes(log.read_bytes()[:-1] + b"\xff")
     report = archive_report.run(options(archive, topics=TopicFilter(("t",)), cleanup_policy="compact"), Silent())
@@ -131,7 +131,7 @@ def test_damage_is_reported_and_the_others_are_shown(archive):
 
 
 @pytest.mark.parametrize("compacted", [True, False])
-def test_a_segment_that_is_missing(tmp_path, compacted):
+def test_missing_segment_is_a_problem_unless_gaps_are_accepted(tmp_path, compacted):
     part = build(tmp_path / "archive")
     for path in files_in(part.folder, f"{12:020d}.*"):
         path.unlink()
@@ -150,7 +150,7 @@ def test_damaged_archive_is_not_reported_as_empty(tmp_path):
     assert text.startswith("problem: ") and "\nno partition that could be read; " in text
 
 
-def test_an_archive_without_partitions_has_a_page_too(tmp_path):
+def test_archive_without_partitions_has_a_page(tmp_path):
     (tmp_path / "empty").mkdir()
     report = archive_report.run(options(tmp_path / "empty"), Silent())
     assert report.exit_code == 0
@@ -170,7 +170,7 @@ def test_the_command_writes_a_page_and_refuses_a_folder(archive):
 
 
 @pytest.mark.parametrize("inside", ["t-0/00000000000000000000.log", "page.html", "new/page.html", "t-0/../page.html"])
-def test_no_page_is_written_into_the_archive(archive, inside):
+def test_page_inside_the_archive_is_refused(archive, inside):
     before = read_tree(archive)
     with pytest.raises(UsageError, match="lies in the archive"):
         archive_report.run(options(archive, output=str(archive / inside)), Silent())
@@ -180,7 +180,7 @@ def test_no_page_is_written_into_the_archive(archive, inside):
     assert read_tree(archive) == before
 
 
-def test_an_output_that_cannot_be_is_reported_before_anything_is_read(archive, monkeypatch):
+def test_invalid_output_is_reported_before_the_first_read(archive, monkeypatch):
     (archive.parent / "file").write_text("mine")
     for output, problem in (
         (archive.parent / "file/page.html", "is not a folder"), (f"{archive.parent}/new/", "expected a file"),
@@ -193,7 +193,7 @@ def test_an_output_that_cannot_be_is_reported_before_anything_is_read(archive, m
     assert {path.name for path in archive.parent.iterdir()} == {"archive", "file"}
 
 
-def test_the_page_that_is_there_stays_until_the_new_one_is_whole(archive, monkeypatch):
+def test_existing_page_is_replaced_by_a_complete_page(archive, monkeypatch):
     page = archive.parent / "report.html"
     old = '<!DOCTYPE html>\n<p class="muted">Lastkey, archive report, 2026-01-01 00:00 UTC</p>'
     page.write_text(old)
@@ -211,7 +211,7 @@ def test_the_page_that_is_there_stays_until_the_new_one_is_whole(archive, monkey
     assert {path.name for path in archive.parent.iterdir()} == {"archive", "report.html"}
 
 
-def test_no_file_of_another_kind_is_replaced(archive):
+def test_file_of_another_kind_is_not_replaced(archive):
     mine = archive.parent / "notes.html"
     mine.write_text("<!DOCTYPE html>\n<p>mine</p>")
     (archive.parent / "link.html").symlink_to(archive.parent / "report.html")
@@ -222,7 +222,7 @@ def test_no_file_of_another_kind_is_replaced(archive):
     assert not (archive.parent / "report.html").exists()
 
 
-def test_the_history_counts_what_retention_left_as_runs_does(tmp_path, capsys):
+def test_history_and_runs_command_count_retained_records_equally(tmp_path, capsys):
     write_partition(tmp_path / "archive" / "t-0", "a=1 b=1 || a=2 c=1 || d=1")
     settings = tmp_path / "settings.toml"
     settings.write_text('[topics.t]\n"cleanup.policy" = "compact,delete"\n"retention.bytes" = 0\n')
@@ -243,20 +243,20 @@ def test_missing_topic_is_reported_with_the_nearest_name(archive):
         profile_archive(options(archive, topics=TopicFilter(("plian",))), Silent())
 
 
-def test_times_that_cannot_be_have_a_page(tmp_path):
+def test_page_shows_invalid_timestamps(tmp_path):
     write_partition(tmp_path / "a/t-0", f"a=1~-1 b=2~{2**62} c=3~0 d=4~253402300799999 || e=1~-5")
     report = archive_report.run(options(tmp_path / "a"), Silent())
     assert report.total("without_timestamp") == 3
     needs_nothing_else((tmp_path / "report.html").read_text())
 
 
-def test_joined_columns_say_so():
+def test_joined_columns_are_labelled():
     text = report_page.render_page(large(1, 300))
     assert "300 segments: " in text and "; a column is 3 segments" in text and "and 2 more" in text
     assert "; a column is 6 days" in text
 
 
-def test_the_archive_that_ships_with_the_project_is_as_readme_says():
+def test_report_of_the_example_archive_equals_the_readme():
     given = ReportOptions(
         str(ROOT / "examples/archive"), "", now_ms=START_MS, config=load_config(str(ROOT / "examples/topics.toml"))
     )
@@ -271,13 +271,13 @@ def test_the_archive_that_ships_with_the_project_is_as_readme_says():
 
 
 @pytest.mark.slow
-def test_a_large_archive_gives_a_page_of_a_few_mb():
+def test_page_of_a_large_archive_has_a_few_mb():
     text = report_page.render_page(large(1000, 100))
     assert len(text.encode()) < 5_000_000
     needs_nothing_else(text)
 
 
-def test_a_page_of_300_partitions_has_all_of_them_in_4_kb_each():
+def test_page_of_300_partitions_has_4_kb_per_partition():
     text = report_page.render_page(many())
     assert 300 * 3_500 < len(text.encode()) < 300 * 5_000
     assert text.count('<a href="#p') == 300 + 1 and text.count('class="box topic"') == 100  # and #partitions
@@ -285,7 +285,7 @@ def test_a_page_of_300_partitions_has_all_of_them_in_4_kb_each():
     needs_nothing_else(text)
 
 
-def test_equal_values_are_one_bar_and_all_in_the_table():
+def test_equal_values_share_a_bar_and_have_a_row_each():
     """Not the twelve that the alphabet puts first: each of 40 partitions is half dirty."""
     drawn = report_page.overview(large(40, 1))[1]
     assert (drawn.title, len(drawn.rows)) == ("Dirty ratio", 40)
@@ -293,13 +293,13 @@ def test_equal_values_are_one_bar_and_all_in_the_table():
     assert len(drawn.bars) == 1 and drawn.bars[0].label.endswith(" and 39 more")
 
 
-def test_segments_of_a_table_are_joined():
+def test_rows_of_many_segments_are_joined():
     rows = report_page.segment_rows([a_segment(i) for i in range(101)], 10)
     assert len(rows) == 10
     assert rows[0][0] == "0 and 10 more" and rows[0][3] == "11,000"
 
 
-def test_history_of_a_store_is_drawn_and_listed():
+def test_history_of_a_store_is_plotted_and_listed():
     values = {
         name: {"int": 0, "str": "", "str | None": None, "bool": False}[str(kind)]
         for name, kind in ((f.name, f.type) for f in fields(RunRow))
@@ -328,7 +328,7 @@ def found_table(store: str) -> DeltaTable:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_store_covers_its_offsets_and_large_archives_go_through_spark(spark, tmp_path, monkeypatch):
+def test_report_of_a_store_covers_its_offsets_with_either_engine(spark, tmp_path, monkeypatch):
     from lastkey.jobs.command.options import CompactOptions
     from lastkey.jobs.compact.job import run as compact
 

@@ -42,7 +42,7 @@ def asked(archives: list[Path], **given) -> ReportOptions:
     return ReportOptions(map(str, archives), "", now_ms=NOW_MS, **given)
 
 
-def test_a_page_of_several_names_the_archive_on_every_row(archives, tmp_path):
+def test_page_of_several_archives_names_the_archive_on_every_row(archives, tmp_path):
     page = tmp_path / "page.html"
     words = ["report", *map(str, archives), "--output", str(page), "--topics", "t,u", "--cleanup-policy", "compact"]
     done = CliRunner().invoke(cli.lastkey, [*words, "--json", "--now", str(NOW_MS)])
@@ -70,7 +70,7 @@ def test_a_page_of_several_names_the_archive_on_every_row(archives, tmp_path):
     assert [line.split()[0] for line in printed if line.split()[0] in rows] == rows
 
 
-def test_damage_names_its_archive(archives):
+def test_problem_names_its_archive(archives):
     log = next((archives[1] / "t-0").glob("*.log"))
     log.write_bytes(log.read_bytes()[:-1] + b"\xff")
     report = profile_archives(asked(archives), Silent())
@@ -79,14 +79,14 @@ def test_damage_names_its_archive(archives):
     assert [p.name() for p in report.good] == ["one/t-0", "three/u-0"]
 
 
-def test_a_topic_needs_to_be_in_one_of_the_archives(archives):
+def test_topic_in_none_of_the_archives_is_refused(archives):
     report = profile_archives(asked(archives, topics=TopicFilter(("u",))), Silent())
     assert [p.name() for p in report.profiles] == ["three/u-0"]
     with pytest.raises(UsageError, match=r"no topic of .*one.*three.* matches v"):
         profile_archives(asked(archives, topics=TopicFilter(("v",))), Silent())
 
 
-def test_no_archive_counts_twice(archives, tmp_path):
+def test_archive_given_twice_is_refused(archives, tmp_path):
     (tmp_path / "link").symlink_to(archives[0])
     for other in (archives[0], tmp_path / "link", tmp_path / "one"):
         with pytest.raises(UsageError, match="would count twice"):
@@ -118,5 +118,5 @@ def test_each_store_is_matched_with_its_archive(archives, tmp_path):
         (["/b/a/1/d", "/b/c/d", "/b/e/d"], ["a/1", "c", "e"]),
     ],
 )
-def test_archives_are_called_by_what_tells_them_apart(uris, names):
+def test_archives_are_named_by_distinguishing_parts_of_their_paths(uris, names):
     assert short_names(uris) == names

@@ -48,7 +48,7 @@ def _names(made: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_side_file_is_held_against_what_was_written(
+def test_every_side_file_is_compared_with_its_checksum(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = _names(made)
@@ -74,7 +74,7 @@ def test_every_side_file_is_held_against_what_was_written(
             assert f"{path.parent.name}/{name}" in output, (name, damaged, output)
 
 
-def test_a_file_that_no_run_wrote_is_not_restored(made: Path, tmp_path: Path) -> None:
+def test_file_written_by_no_run_is_not_restored(made: Path, tmp_path: Path) -> None:
     """A broker would believe it: by such a `.txnindex` readers do not see committed records."""
     shutil.copytree(made / "store", tmp_path / "store")
     _run("restore", "--store", str(tmp_path / "store"), "--output", str(tmp_path / "before"))
@@ -86,7 +86,7 @@ def test_a_file_that_no_run_wrote_is_not_restored(made: Path, tmp_path: Path) ->
     assert read_tree(tmp_path / "after") == read_tree(tmp_path / "before")
 
 
-def test_a_forced_run_makes_new_ones(made: Path, tmp_path: Path) -> None:
+def test_forced_run_rewrites_damaged_side_files(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "store", (root := tmp_path) / "store")
     out = root / "before"
     _run("restore", "--store", str(root / "store"), "--output", str(out))
@@ -100,7 +100,7 @@ def test_a_forced_run_makes_new_ones(made: Path, tmp_path: Path) -> None:
     _run("verify", "--store", str(root / "store"))
 
 
-def test_a_forced_run_believes_no_other_whole_snapshot(made: Path, tmp_path: Path) -> None:
+def test_forced_run_does_not_read_a_replaced_snapshot(made: Path, tmp_path: Path) -> None:
     """A snapshot without producers has a valid checksum but does not contain its offset."""
     shutil.copytree(made / "store", (root := tmp_path) / "store")
     _run("restore", "--store", str(root / "store"), "--output", str(root / "before"))

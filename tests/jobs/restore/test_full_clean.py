@@ -36,7 +36,7 @@ def _cleaner_checkpoint(output: Path) -> dict[tuple[str, int], int]:
     return read_offset_checkpoint((output / "cleaner-offset-checkpoint").read_bytes(), "cleaner-offset-checkpoint")
 
 
-def test_the_report_says_what_a_broker_cleans_again(tmp_path: Path) -> None:
+def test_report_names_bytes_that_a_broker_will_clean_again(tmp_path: Path) -> None:
     lab = run_nights(tmp_path, active="h1=9 a=1")
     report = lastkey.restore(lab.store, lab.root / "out")
     met = len(NIGHTS[0].split())  # the first segment met no later key
@@ -53,7 +53,7 @@ def test_the_report_says_what_a_broker_cleans_again(tmp_path: Path) -> None:
     )
 
 
-def test_full_clean_leaves_a_broker_nothing_to_clean_again(lab: Lab) -> None:
+def test_full_clean_leaves_no_dirty_segment_for_a_broker(lab: Lab) -> None:
     before = lab.state().checkpoints()[KEY]
     report = lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=THREADS)
     assert (report.exit_code, [p.generation for p in report.partitions]) == (0, [before.generation + 1])
@@ -71,7 +71,7 @@ def test_full_clean_leaves_a_broker_nothing_to_clean_again(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_full_clean_takes_the_settings_of_the_last_run_unless_the_topic_has_its_own(lab: Lab, named: bool) -> None:
+def test_full_clean_uses_settings_of_the_topic_or_of_the_last_run(lab: Lab, named: bool) -> None:
     own = {"topics": {"t*": BY_YIELD | {"compaction.min.yield": 0.9}}} if named else {}
     lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=THREADS | own)
     last, before = lab.state().histories()[KEY][:2]
@@ -97,7 +97,7 @@ def test_uncleanable_partition_prevents_the_restore(lab: Lab) -> None:
     assert not (lab.root / "out").exists()
 
 
-def test_an_archive_that_has_moved_is_no_place_to_clean_from(lab: Lab) -> None:
+def test_full_clean_of_a_moved_archive_is_refused(lab: Lab) -> None:
     moved = lab.archive.rename(lab.root / "moved")
     with pytest.raises(
         UsageError, match=r"--full-clean: expected the archive of this store, .*move it back, or leave out --full-clean"
@@ -106,7 +106,7 @@ def test_an_archive_that_has_moved_is_no_place_to_clean_from(lab: Lab) -> None:
     assert len(lastkey.restore(lab.store, lab.root / "out", archive=moved).partitions) == 1
 
 
-def test_another_run_that_works_on_the_topic_is_named_without_an_option_that_restore_lacks(lab: Lab) -> None:
+def test_lease_conflict_does_not_suggest_options_that_restore_lacks(lab: Lab) -> None:
     state = lab.state()
     with (
         hold_lease(state.root, "0" * 32, {KEY}, []),

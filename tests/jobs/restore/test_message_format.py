@@ -99,7 +99,7 @@ def test_restore_of_magic_3_equals_that_of_magic_2(archive: Path, cases: dict[st
     assert "came from magic 3" in report.to_text()
 
 
-def test_the_manifest_says_which_segments_become_magic_2(
+def test_manifest_names_segments_to_convert_to_magic_2(
     archive: Path, cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifest names the segments of magic 3, so batches of other segments are not read. An older manifest lacks
@@ -135,7 +135,7 @@ def test_the_manifest_says_which_segments_become_magic_2(
     assert [p.converted for p in again.partitions] == [p.converted for p in restored.partitions]
 
 
-def test_a_batch_that_cannot_be_magic_2_is_no_log_for_a_broker(tmp_path: Path) -> None:
+def test_batch_that_exceeds_magic_2_is_refused(tmp_path: Path) -> None:
     """restore and convert name the segment and leave no part of its log in the output."""
     values = [(DAY_MS + i, b"k%d" % i, bytes(300_000)) for i in range(5)]
     logs = {0: log.data_batch(0, [(DAY_MS, b"k", b"v")]).data, 1: log.data_batch(1, values, codec=log.GZIP).data}

@@ -9,7 +9,9 @@ import pytest
 from tests.builders.restored import ENDS, restore_logs
 
 
-def test_the_last_visible_record_of_each_partition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_the_last_visible_record_of_each_partition(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told, said = restore_logs(tmp_path, capsys, ENDS)
     assert {p["topic"]: (p["next_offset"], p["last_visible_offset"]) for p in told["partitions"]} == {
         "aborted": (3, 0), "emptied": (6, 1), "marker": (2, 0), "nothing": (6, -1), "plain": (3, 2), "sparse": (10, 4),
@@ -22,9 +24,7 @@ def test_the_last_visible_record_of_each_partition(tmp_path: Path, capsys: pytes
     assert told["notes"] == []
 
 
-def test_a_log_whose_last_record_is_its_end_needs_no_explanation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_that_ends_with_a_record_has_no_explanation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "last record:" not in restore_logs(tmp_path, capsys, {"plain-0": ENDS["plain-0"]})[1]
 
 
@@ -54,7 +54,7 @@ def test_partitions_without_a_topic_id_are_named(tmp_path: Path, capsys: pytest.
         ("__consumer_offsets-0", "a=1 | {last=3}", "--sealed", False),
     ],
 )
-def test_transaction_state_that_an_old_broker_cannot_load(
+def test_transaction_state_unreadable_for_old_brokers_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, how: str, is_named: bool
 ) -> None:
     """A coordinator reads one segment at a time, so each of them counts. By KAFKA.md other topics are not concerned."""

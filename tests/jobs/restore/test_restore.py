@@ -66,7 +66,7 @@ def _checkpoint(folder, name):
     return read_offset_checkpoint((folder / f"{name}-checkpoint").read_bytes(), name)
 
 
-def test_the_current_generation_with_every_side_file(two_generations):
+def test_restore_writes_the_current_generation_with_every_side_file(two_generations):
     before = read_tree(two_generations.folder)
     report = _restore(two_generations)
     out = two_generations.folder / "out"
@@ -104,7 +104,7 @@ def test_the_current_generation_with_every_side_file(two_generations):
     assert report.to_json()["partitions"][0]["next_offset"] == 300
 
 
-def test_an_older_generation_and_a_glob(two_generations):
+def test_restore_selects_a_generation_and_topics_by_glob(two_generations):
     report = _restore(two_generations, generation=1, topics=TopicFilter(("t*",)))
     logs = [data for path, data in read_tree(two_generations.folder / "out").items() if path.endswith(".log")]
     assert logs == [A, B, C]
@@ -126,7 +126,7 @@ def three_days(maker):
     ("at_ms", "generation"),
     [(NOON + DAY, 1), (NOON + 2 * DAY - 1, 1), (NOON + 2 * DAY, 2), (NOON + 3 * DAY - 1, 2), (NOON + 9 * DAY, 3)],
 )
-def test_the_generation_that_was_current_at_a_time(three_days, at_ms, generation):
+def test_restore_selects_the_generation_that_was_current_at_a_time(three_days, at_ms, generation):
     report = _restore(three_days, as_of=at_ms)
     of_u = {"u": 1} if generation == 3 else {}
     assert {p.topic: p.generation for p in report.partitions} == {"t": generation} | of_u
@@ -137,7 +137,7 @@ def test_the_generation_that_was_current_at_a_time(three_days, at_ms, generation
 
 
 @pytest.mark.parametrize("back", [-9 * DAY, 9 * DAY])
-def test_time_in_doubt_after_a_wrong_clock_is_reported(maker, back):
+def test_ambiguous_time_after_a_wrong_clock_is_reported(maker, back):
     """The third run's clock was wrong. Its own time cannot be known, so a time before the latest may be another's."""
     for number, time_ms in ((1, NOON), (2, NOON + DAY), (3, NOON + 2 * DAY + back), (4, NOON + 3 * DAY)):
         maker.generation("t", 0, number, {0: bytes([number]) * 9}, started_ms=time_ms)
@@ -148,7 +148,7 @@ def test_time_in_doubt_after_a_wrong_clock_is_reported(maker, back):
     assert not any(said in note for note in _restore(maker).notes)
 
 
-def test_a_rollback_counts_from_its_time_on(three_days):
+def test_rollback_applies_from_its_time(three_days):
     rollback.run(RollbackOptions(str(three_days.store), 1), Silent())
     report = _restore(three_days, as_of=NOON + 3 * DAY)
     assert {p.topic: p.generation for p in report.partitions} == {"t": 3, "u": 1}
@@ -156,7 +156,7 @@ def test_a_rollback_counts_from_its_time_on(three_days):
     assert {p.topic: p.generation for p in report.partitions} == {"t": 4, "u": 1}
 
 
-def test_a_time_of_which_nothing_is_left_names_the_oldest_that_is(three_days):
+def test_error_for_a_deleted_generation_names_the_oldest_one(three_days):
     shutil.rmtree(three_days.run_folder("t", 0, 1))
     said = (
         "t-0: generation 1: it or an older one was current at 2023-11-16 12:00:00.000Z, and its files are gone; "
@@ -178,7 +178,7 @@ def test_deleted_generation_may_have_been_current(three_days):
         _restore(three_days, as_of=NOON + DAY, topics=TopicFilter(("t",)))
 
 
-def test_a_time_as_it_is_typed(three_days, capsys):
+def test_time_is_parsed_in_common_notations(three_days, capsys):
     words = [
         "restore",
         "--store",
@@ -194,7 +194,7 @@ def test_a_time_as_it_is_typed(three_days, capsys):
         assert main([*words, *more]) == USAGE
 
 
-def test_a_generation_of_before_a_reset(two_generations):
+def test_generation_before_a_reset_is_restored(two_generations):
     two_generations.generation("t", 0, 3, {0: A}, reset=True)
     report = _restore(two_generations, generation=2, topics=TopicFilter(("t",)))
     logs = [data for path, data in read_tree(two_generations.folder / "out").items() if path.endswith(".log")]
@@ -206,7 +206,7 @@ def test_a_generation_of_before_a_reset(two_generations):
     assert _restore(two_generations, topics=TopicFilter(("t",)), output=str(two_generations.folder / "now")).notes == []
 
 
-def test_a_log_start_above_the_end(two_generations):
+def test_log_start_above_the_end_is_refused(two_generations):
     """An older version committed it; a broker that finds it deletes the log."""
     two_generations.generation("t", 0, 3, {0: A}, start=1_000_000, end=300)
     with raises_kind(BAD_LOG_START, match="t-0, generation 3: expected a log start of at most 300") as raised:
@@ -215,7 +215,7 @@ def test_a_log_start_above_the_end(two_generations):
     assert not (two_generations.folder / "out").exists()
 
 
-def test_an_archive_that_has_moved(two_generations):
+def test_restore_requires_files_of_a_moved_archive(two_generations):
     moved = two_generations.folder / "elsewhere"
     two_generations.archive.rename(moved)
     with raises_kind(MISSING_FILE, match=r"t-0/00000000000000000200\.log"):
@@ -235,7 +235,7 @@ def test_report_lists_archive_records_beyond_the_store(two_generations):
     ]
 
 
-def test_an_output_that_holds_something_is_refused(two_generations):
+def test_non_empty_output_is_refused(two_generations):
     out = two_generations.folder / "out"
     out.mkdir()
     (out / "mine").write_text("x")
@@ -246,13 +246,13 @@ def test_an_output_that_holds_something_is_refused(two_generations):
         _restore(two_generations, output=str(out / "mine"))
 
 
-def test_path_without_a_store(tmp_path):
+def test_path_without_a_store_is_an_error(tmp_path):
     with pytest.raises(MissingPathError, match="a store"):
         restore.run(RestoreOptions(str(tmp_path / "none"), str(tmp_path / "out")), Silent())
 
 
 @pytest.mark.parametrize("cut", [True, False])
-def test_a_damaged_file_leaves_no_half_output(two_generations, cut):
+def test_damaged_file_leaves_no_partial_output(two_generations, cut):
     path = two_generations.run_folder("t", 0, 2) / "00000000000000000000.log"
     path.write_bytes(B[:-1] if cut else B[:-1] + b"?")
     with raises_kind(MISSING_FILE, match=r"00000000000000000000\.log") as raised:
@@ -379,7 +379,7 @@ def test_missing_index_is_an_error_before_any_write(two_generations):
         ("store/segments/prices-0/*/*0.index", MISSING_SIDE_FILE, "--force"),
     ],
 )
-def test_lost_file_is_reported_with_the_command_that_helps(lost, kind, helps, tmp_path, capsys):
+def test_missing_file_error_names_the_remedy(lost, kind, helps, tmp_path, capsys):
     """The hint names `compact --force` only for side files: a damaged `.log` makes the partition uncleanable."""
     archive, store, out = (str(tmp_path / name) for name in ("archive", "store", "out"))
     shutil.copytree(EXAMPLE, archive)
@@ -400,7 +400,7 @@ def test_lost_file_is_reported_with_the_command_that_helps(lost, kind, helps, tm
 
 @pytest.mark.parametrize("generation", [None, 1])
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
-def test_an_index_that_is_cut_short_is_an_error_before_anything_is_written(two_generations, kind, generation):
+def test_truncated_index_is_an_error_before_the_first_write(two_generations, kind, generation):
     """A broker believes an index that is empty beside a clean shutdown."""
     for path in two_generations.run_folder("t", 0, generation or 2).glob(f"*.{kind}"):
         path.write_bytes(path.read_bytes()[:-1])
@@ -410,7 +410,7 @@ def test_an_index_that_is_cut_short_is_an_error_before_anything_is_written(two_g
 
 
 @pytest.mark.parametrize("grown", [0, 10])
-def test_reflinks_hold_the_same_bytes(two_generations, monkeypatch, grown):
+def test_reflinked_files_have_the_same_bytes(two_generations, monkeypatch, grown):
     def ioctl(target, code, source):  # as FICLONE does: the whole of the other file
         import os
 
@@ -424,7 +424,7 @@ def test_reflinks_hold_the_same_bytes(two_generations, monkeypatch, grown):
 
 
 @pytest.mark.parametrize("other", ["at work", "ended"])
-def test_one_of_two_restores_into_one_folder_continues(two_generations, monkeypatch, other):
+def test_one_of_two_concurrent_restores_into_a_folder_succeeds(two_generations, monkeypatch, other):
     """Both restores find the folder empty. A restore that fails must not remove files that the other one wrote under
     the same names.
     """

@@ -24,7 +24,7 @@ BEFORE = "a=1 b=2 | a=3 || c=1 a=4"
 SINCE = f" | {{pid=7 txn}} d=1 e=1 | {{pid=7 abort ts={START_MS + 7}}} | e=2 || f=1"
 
 
-def test_three_generations_a_vacuum_and_one_more(tmp_path):
+def test_side_files_are_complete_after_a_vacuum(tmp_path):
     """Generation 2 copies the rest of a segment with an aborted transaction. Generation 3 uses that `.log`, and vacuum
     deletes the other files of generation 2.
     """

@@ -30,13 +30,13 @@ def given(tmp_path: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("text", [DESCRIBED, PROPERTIES, PROPERTIES + DESCRIBED.partition("\n")[2]], ids=len)
-def test_both_forms(tmp_path: Path, text: str) -> None:
+def test_topic_ids_are_read_from_both_file_formats(tmp_path: Path, text: str) -> None:
     found = read_topic_ids(given(tmp_path, text), {"bare", "whole"})
     assert {topic: format_uuid(one.topic_id) for topic, one in found.items()} == {"bare": ONE, "other.topic": TWO}
     assert read_topic_ids(None, {"bare"}) == {}
 
 
-def test_partitions_that_the_topic_does_not_have(tmp_path: Path) -> None:
+def test_partitions_above_the_described_count_are_reported(tmp_path: Path) -> None:
     found = read_topic_ids(given(tmp_path, DESCRIBED), {"bare"})
     assert [is_beyond_topic(found["bare"], n) for n in (0, 1)] == [False, True]
     assert not is_beyond_topic(read_topic_ids(given(tmp_path, PROPERTIES), {"bare"})["bare"], 7)
@@ -56,13 +56,15 @@ def test_partitions_that_the_topic_does_not_have(tmp_path: Path) -> None:
         ("Error while executing topic command : Timed out\n", "line 1: expected text of kafka-topics --describe"),
     ],
 )
-def test_a_file_that_is_neither_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_file_of_another_format_is_refused(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UsageError) as error:
         read_topic_ids(given(tmp_path, text), {"bare"})
     assert said in str(error.value) and "kafka-topics --describe" in str(error.value)
 
 
-def test_ids_are_written_and_the_rest_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_known_topic_ids_are_written_and_missing_ones_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`bare` has no id in the archive, `whole` one that the file does not name; bare-1 is no partition of its topic."""
     restore_logs(tmp_path, capsys, dict.fromkeys(("bare-0", "bare-1", "whole-0"), "a=1"))
     before = (tmp_path / "text" / "whole-0" / "partition.metadata").read_bytes()

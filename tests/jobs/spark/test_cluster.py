@@ -236,7 +236,7 @@ def _generations(store: Path) -> dict[str, bytes]:
     return found
 
 
-def test_compact_by_the_checkout_s_command(place, local):
+def test_command_of_the_checkout_compacts_on_a_cluster(place, local):
     """Executors have the requested memory and cores, and their logs name the current task."""
     own = ("--conf", "spark.executor.cores=1", *_ONE)
     options = ("--master", place.master, *place.packed(), *place.logged("log-1"), *own)
@@ -254,7 +254,7 @@ def test_compact_by_the_checkout_s_command(place, local):
     assert "compiling kernels" not in output
 
 
-def test_a_worker_that_lacks_lastkey_is_one_line(place):
+def test_worker_without_lastkey_is_a_one_line_error(place):
     options = ("--master", place.master, *_SMALL, *_ONE)
     done = place.run("./spark-submit.sh", *options, *_compact(place, place.shared / "never"), PYSPARK_PYTHON=PYTHON)
     *others, line = done.stderr.splitlines()
@@ -297,7 +297,7 @@ def _looked_up(place: Place) -> dict[str, Any]:
     return names | whole | {"partitions": partitions, "refreshed": refreshed}
 
 
-def test_other_jobs_a_data_source_and_where_executors_import_from(place, local):
+def test_other_jobs_and_data_sources_run_on_executors(place, local):
     """By Spark's own spark-submit; it gets Delta's jars from the user, and executors from it."""
     jars = [place.elsewhere / Path(jar).name for jar in cached_delta(cache({}))]
     assert jars
@@ -338,7 +338,7 @@ def test_other_jobs_a_data_source_and_where_executors_import_from(place, local):
     assert len(expected) > 50
 
 
-def test_another_processor_compiles_kernels_into_its_own_copy(place):
+def test_different_processor_compiles_kernels_into_its_own_cache(place):
     code = (
         "from lastkey.logformat.primitives.crc32c import crc32c_extend as f; import numpy; f(0, numpy.zeros(9, 'u1'))"
     )
@@ -411,7 +411,7 @@ def test_executor_killed_in_each_stage_only_delays_the_run(place, local):
     assert "compiling kernels" not in place.said()
 
 
-def test_a_stopped_executor_that_continues_after_its_twin_disturbs_nothing(place, local, installed):
+def test_resumed_executor_does_not_affect_its_replacement(place, local, installed):
     """A second, speculative try does the work of a task whose executor has stopped; then the first try ends its own.
     The driver is the wheel's command.
     """

@@ -56,7 +56,7 @@ def generations(store: Path) -> dict[str, bytes]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_notebooks_session_of_spark_connect_is_used_as_it_is(server, tmp_path):
+def test_spark_connect_session_of_a_notebook_is_used_unchanged(server, tmp_path):
     """Compact, verify and reindex run as tasks of the server; its other jobs continue when ours are interrupted."""
     done = run("tests.jobs.spark.notebook", server, "examples/archive", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -77,7 +77,7 @@ def test_a_notebooks_session_of_spark_connect_is_used_as_it_is(server, tmp_path)
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_command_line_takes_a_remote_and_never_repeats_its_token(server, tmp_path):
+def test_command_line_accepts_a_remote_and_never_repeats_its_token(server, tmp_path):
     words = ("lookup", "examples/archive", "--store", str(tmp_path / "store"), "--at", "2026-11-21T02:30Z", "--json")
     done = run("lastkey", "--executor-memory", "1g", *words, SPARK_REMOTE=f"{server}/;x-token={TOKEN};user_id=me")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -90,7 +90,7 @@ def test_the_command_line_takes_a_remote_and_never_repeats_its_token(server, tmp
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_large_partition_is_one_query_of_the_server(server, tmp_path):
+def test_large_partition_is_one_query_on_the_server(server, tmp_path):
     settings = tmp_path / "several.toml"
     settings.write_text(f'{TOPICS.read_text()}[job]\n"split.by" = "always"\n"split.bytes" = 100000\n')
     words = ("compact", "examples/archive", "--now", str(NOW_MS), "--config")
@@ -106,7 +106,7 @@ def test_a_large_partition_is_one_query_of_the_server(server, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_server_of_another_kind_is_one_line(tmp_path):
+def test_server_of_another_kind_is_a_one_line_error(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"sc://127.0.0.1:{other.getsockname()[1]}"
         threading.Thread(target=_hang_up, args=(other,), daemon=True).start()
@@ -134,7 +134,7 @@ def _hang_up(server: socket.socket) -> None:
         (("--remote", f"sc://127.0.0.1:1/;token={TOKEN}"), "sc://127.0.0.1:1: expected a Spark Connect server"),
     ],
 )
-def test_a_remote_that_cannot_be_is_named_without_its_token(given, said):
+def test_error_for_an_invalid_remote_omits_its_token(given, said):
     with raises_kind(BAD_MASTER) as raised:
         master.check_master(user_options(given, {}))
     assert raised.value.exit_code == ENVIRONMENT

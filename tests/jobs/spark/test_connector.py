@@ -46,7 +46,7 @@ VARIES = ("seconds", "io", "engine", "bytes_read", "peak_memory_bytes", "run_id"
     ],
     ids=str,
 )  # fmt: skip
-def test_hadoop_gets_the_place_and_no_key(given, expected, tmp_path):
+def test_hadoop_gets_the_endpoint_without_credentials(given, expected, tmp_path):
     nowhere = {name: str(tmp_path / "none") for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
     cleared = {**UNSET, "AWS_PROFILE": None, "AWS_DEFAULT_REGION": None, "AWS_ENDPOINT_URL_S3": None}
     with environment({**cleared, **nowhere, **given, "AWS_SECRET_ACCESS_KEY": SECRET}):
@@ -64,7 +64,7 @@ def test_hadoop_gets_the_place_and_no_key(given, expected, tmp_path):
         ("gs://b/x", "a:9", {"auth.type": "UNAUTHENTICATED", "storage.root.url": "http://a:9/"}),
     ],
 )
-def test_googles_connector_gets_the_server_and_no_key(uri, server, expected, tmp_path):
+def test_google_connector_gets_the_server_without_credentials(uri, server, expected, tmp_path):
     key = str(tmp_path / SECRET)
     with environment({"STORAGE_EMULATOR_HOST": server, "GOOGLE_APPLICATION_CREDENTIALS": key}):
         found = hadoop_settings(uri)
@@ -73,7 +73,7 @@ def test_googles_connector_gets_the_server_and_no_key(uri, server, expected, tmp
 
 
 @pytest.mark.spark
-def test_settings_of_the_user_win(spark):
+def test_hadoop_settings_of_the_user_override_defaults(spark):
     hadoop = classes(spark.sparkContext).org.apache.hadoop
     conf, endpoint, region, style = (
         hadoop.conf.Configuration(),
@@ -88,7 +88,7 @@ def test_settings_of_the_user_win(spark):
 
 
 @pytest.mark.spark
-def test_a_connector_of_the_user_wins(spark):
+def test_connector_of_the_user_is_preferred(spark):
     conf, own = java_context(spark.sparkContext).hadoopConfiguration(), "org.apache.hadoop.fs.RawLocalFileSystem"
     before = conf.get("fs.gs.impl")
     conf.set("fs.gs.impl", own, "spark")
@@ -107,7 +107,7 @@ def test_a_connector_of_the_user_wins(spark):
         ("x://b/t", "(--jars)"),
     ],
 )
-def test_a_session_without_the_connector_is_reported_how_to_get_it_in_one_line(spark, uri, option):
+def test_session_without_the_connector_is_a_one_line_error_with_a_remedy(spark, uri, option):
     """As a notebook's, or one that Spark's own spark-submit made."""
     for here in ("/a/path", "file:///a/path"):
         connector.connect(spark, here)
@@ -119,7 +119,7 @@ def test_a_session_without_the_connector_is_reported_how_to_get_it_in_one_line(s
 
 
 @pytest.mark.slow
-def test_a_connector_that_cannot_be_fetched_is_one_line(tmp_path):
+def test_failed_download_of_a_connector_is_a_one_line_error(tmp_path):
     settings = "<ivysettings><settings defaultResolver='none'/><resolvers></resolvers></ivysettings>"
     (tmp_path / "nowhere.xml").write_text(settings)
     options = f"--conf spark.jars.ivy={tmp_path} --conf spark.jars.ivySettings={tmp_path}/nowhere.xml --master local[1]"
@@ -182,7 +182,7 @@ def alike(said: object) -> object:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_tables_in_a_bucket_are_those_of_a_disk(spark, bucket, tmp_path, capsys):
+def test_tables_in_a_bucket_equal_those_on_a_disk(spark, bucket, tmp_path, capsys):
     """By commands without an option of Spark's; place and keys come from a profile alone, and no log shows a key."""
     (tmp_path / "q.csv").write_text("topic,partition,offset\norders,0,1\nusers,1,7\n")
     put(tmp_path, f"{BUCKET}/asked")
@@ -213,7 +213,7 @@ def test_tables_in_a_bucket_are_those_of_a_disk(spark, bucket, tmp_path, capsys)
 @pytest.mark.parametrize(
     ("server", "place", "seen"), [(azure_server, "az://logs", "abfs://"), (gcs_server, "gs://logs", "gs://")]
 )
-def test_tables_in_a_cloud_are_those_of_a_disk(server, place, seen, tmp_path):
+def test_tables_in_a_cloud_equal_those_on_a_disk(server, place, seen, tmp_path):
     """Azure's key comes from the environment, and no log shows it."""
     for name in ("asked", "conf"):
         (tmp_path / name).mkdir()

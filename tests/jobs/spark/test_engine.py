@@ -60,7 +60,7 @@ def no_session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         ("auto", "--conf spark.master=yarn", 1, SparkTasks), ("threads", "--master local[3]", 1, Threads),
     ],
 )  # fmt: skip
-def test_one_meaning_in_all_jobs(
+def test_engine_option_selects_the_same_engine_in_all_jobs(
     monkeypatch: pytest.MonkeyPatch, asked: Engine, master: str, n_bytes: int, expected: type
 ) -> None:
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{master} pyspark-shell".strip())
@@ -73,7 +73,7 @@ def test_one_meaning_in_all_jobs(
     assert report.work is None, "there was nothing to do"
 
 
-def test_the_option_wins_over_the_setting_and_that_over_the_default(tmp_path: Path) -> None:
+def test_engine_option_overrides_the_setting_and_the_setting_overrides_the_default(tmp_path: Path) -> None:
     for given, setting, writes, expected in (
         (None, None, True, "spark"), (None, None, False, "auto"), (None, "threads", True, "threads"),
         ("spark", "threads", False, "spark"), ("auto", "spark", True, "auto"),
@@ -90,7 +90,7 @@ def test_the_option_wins_over_the_setting_and_that_over_the_default(tmp_path: Pa
     "job", [("compact", "--store", "S"), ("reindex", "--check"), ("verify",), ("lookup", "--sizing")]
 )
 @pytest.mark.parametrize("master", ["spark://127.0.0.1:1", "yarn", "local-cluster[1,1,1024]", "local[0]"])
-def test_threads_and_a_master_elsewhere_contradict(
+def test_threads_engine_refuses_a_cluster_master(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -106,7 +106,9 @@ def test_threads_and_a_master_elsewhere_contradict(
 
 
 @pytest.mark.parametrize("words", [("--at", "2026-01-01"), ("--queries", "q.csv", "--output", "a.csv")])
-def test_tables_need_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_threads_engine_refuses_tables(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...]
+) -> None:
     (tmp_path / "q.csv").write_text("topic,partition,offset\n")
     given = [str(tmp_path / word) if word.endswith(".csv") else word for word in words]
     of = ["--store", str(tmp_path / "store")] if words[0] == "--at" else []
@@ -163,7 +165,7 @@ def test_options_without_effect_are_named_without_their_values() -> None:
          "spark.master, spark.executor.memory"),
     ],
 )  # fmt: skip
-def test_settings_of_files_count_as_the_user_named_the_file(
+def test_properties_of_a_file_named_by_the_user_are_applied(
     tmp_path: Path, work: Work | None, of_file: str, of_machine: str
 ) -> None:
     """The machine's defaults hold for every program, so a run without Spark does not name them."""
@@ -187,7 +189,7 @@ def test_settings_of_files_count_as_the_user_named_the_file(
         assert found == [", ".join(f"{name}{ending}" for name in expected.split(", "))] * bool(expected)
 
 
-def test_a_properties_file_without_settings_is_named_itself(tmp_path: Path) -> None:
+def test_properties_file_without_settings_is_reported(tmp_path: Path) -> None:
     (tmp_path / "spark-defaults.conf").write_text("spark.a 1\nspark.b 2\n")
     (tmp_path / "mine").write_text("spark.b 3\n")
     machine = {"SPARK_CONF_DIR": str(tmp_path)}
@@ -222,7 +224,7 @@ WITH_ENGINE = ("compact", "verify", "reindex", "report", "inspect", "lookup", "l
         pytest.param(job, "spark", marks=[pytest.mark.spark, pytest.mark.slow]) for job in (*WITH_ENGINE, "lookup --at")
     ],
 )
-def test_no_spark_option_is_ignored_silently(
+def test_ignored_spark_options_are_reported(
     job: str, asked: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     """Each job on each engine, with a properties file: threads read its master, and Spark gets no executors."""
@@ -249,7 +251,7 @@ def test_no_spark_option_is_ignored_silently(
     assert note.partition(":")[0] == ", ".join(f"{name} in --properties-file" for name in names)
 
 
-def test_options_in_the_environment_and_in_files_count_beside_typed_ones(tmp_path: Path) -> None:
+def test_spark_options_of_the_environment_files_and_command_line_are_reported(tmp_path: Path) -> None:
     properties = tmp_path / "mine"
     properties.write_text("spark.jars.packages hush\n")
     options = ("--properties-file", properties, "--conf", "spark.ui.enabled=false")
@@ -266,7 +268,7 @@ def test_options_in_the_environment_and_in_files_count_beside_typed_ones(tmp_pat
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_first_command_of_the_readme_runs_on_spark(tmp_path: Path) -> None:
+def test_first_command_of_the_readme_runs_on_spark(tmp_path: Path) -> None:
     """Its event log is Spark's own word for it; the second run has nothing to do, and starts no session."""
     store, logs = tmp_path / "store", tmp_path / "events"
     logs.mkdir()

@@ -33,7 +33,7 @@ _TOML = """
 """
 
 
-def test_runs_end_as_on_any_full_disk_and_the_next_one_is_right(tmp_path: Path) -> None:
+def test_full_local_folder_ends_a_run_and_the_next_run_succeeds(tmp_path: Path) -> None:
     """Full from the start, where Spark makes folders; and later, where it writes what it shuffles."""
     part = build(tmp_path / "archive")
     for split, engine in (("always", "spark"), ("none", "threads")):
@@ -77,7 +77,7 @@ def _logs(store: Path) -> dict[str, bytes]:
 
 @pytest.mark.attack
 @pytest.mark.parametrize(("left", "kind"), [("nr_inodes=1", "JvmEndedError"), ("size=12k", "DiskFullError")])
-def test_the_same_on_a_disk_that_is_really_full(
+def test_full_local_disk_ends_a_run_and_the_next_run_succeeds(
     tmp_path: Path, request: pytest.FixtureRequest, left: str, kind: str
 ) -> None:
     """A file system without space for a folder, and one with three pages."""

@@ -31,7 +31,7 @@ def _said(*arguments, kind=BAD_MASTER):
         "k8s://https://a",
     ],
 )
-def test_masters_that_spark_knows_are_left_to_it(name):
+def test_masters_known_to_spark_are_accepted(name):
     master.check_master(UserOptions(conf={"spark.master": name}))
     master.check_master(UserOptions())
 
@@ -40,7 +40,7 @@ def test_masters_that_spark_knows_are_left_to_it(name):
     "name",
     ["local[x]", "local[0]", "local[-1]", "local[]", "locl[2]", "local[2", "localhost", "mesos://a:1", "Yarn", ""],
 )
-def test_a_master_that_spark_does_not_know(name):
+def test_unknown_master_is_refused(name):
     assert _said("--master", name).startswith("--master: expected local, local[N], ")
     assert _said("--conf", f"spark.master={name}").endswith(f", found {name}")
 
@@ -48,15 +48,15 @@ def test_a_master_that_spark_does_not_know(name):
 @pytest.mark.parametrize(
     "name", ["spark://", "spark://a", "spark://a:b", "spark://a:1,", "spark://a:1,b", "spark:///a:1", "spark://a:65536"]
 )
-def test_a_standalone_master_without_host_or_port(name):
+def test_standalone_master_without_host_or_port_is_refused(name):
     assert _said("--master", name) == f"--master: expected spark://HOST:PORT[,HOST:PORT...], found {name}"
 
 
-def test_masters_that_no_job_can_use():
+def test_unsupported_masters_are_refused():
     assert "only client mode" in _said("--deploy-mode", "cluster", kind=SPARK_NOT_STARTED)
 
 
-def test_the_master_is_judged_before_anything_is_started(monkeypatch, tmp_path):
+def test_master_is_validated_before_spark_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(session.SparkContext, "_active_spark_context", None)
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # there is none
@@ -92,7 +92,7 @@ def test_every_address_of_a_standalone_master_is_tried(monkeypatch):
     assert set(timeouts) == {0.2}
 
 
-def test_a_port_without_a_listener():
+def test_master_port_without_a_listener_is_an_error():
     with socket.socket() as unused, socket.create_server(("127.0.0.1", 0)) as server:
         unused.bind(("127.0.0.1", 0))  # and does not listen
         closed = f"127.0.0.1:{unused.getsockname()[1]}"

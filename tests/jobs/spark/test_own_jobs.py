@@ -15,7 +15,7 @@ PATIENCE = 60.0
 
 
 @pytest.mark.spark
-def test_cancellation_is_limited_to_the_jobs_of_one_run(spark, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_cancellation_affects_only_the_spark_jobs_of_one_run(spark, tmp_path) -> None:  # type: ignore[no-untyped-def]
     """A notebook's session has other jobs, which may be those of another run of ours."""
 
     for name in ("begun", "theirs", "ours"):

@@ -36,7 +36,7 @@ def _jars(folder):
     return folder
 
 
-def test_cached_jars_count_only_when_all_are_there_and_whole(tmp_path):
+def test_cached_jars_are_used_only_if_complete(tmp_path):
     assert jars.cached_delta(tmp_path) == []
     _jars(tmp_path)
     assert len(jars.cached_delta(tmp_path)) == len(jars._DELTA_FILES)
@@ -45,7 +45,7 @@ def test_cached_jars_count_only_when_all_are_there_and_whole(tmp_path):
 
 
 @pytest.mark.spark
-def test_the_resolver_brings_the_files_that_the_class_path_names(spark, tmp_path):
+def test_resolver_downloads_the_jars_of_the_class_path(spark, tmp_path):
     """With an empty cache, as on a new machine, Ivy fetches exactly these files."""
     code = "from lastkey.jobs.spark import session; session.start().stop()"
     options = f"--master local[1] --conf spark.jars.ivy={tmp_path} pyspark-shell"
@@ -55,7 +55,7 @@ def test_the_resolver_brings_the_files_that_the_class_path_names(spark, tmp_path
     assert sorted(path.name for path in (tmp_path / "jars").iterdir()) == sorted(jars._DELTA_FILES)
 
 
-def test_connectors_of_tables_in_buckets(tmp_path):
+def test_connectors_for_tables_in_buckets_are_resolved(tmp_path):
     java = Path("/usr/bin/java")
     _jars(tmp_path)
     ours = {"spark.jars.ivy": str(tmp_path)}
@@ -71,7 +71,7 @@ def test_connectors_of_tables_in_buckets(tmp_path):
     assert theirs["spark.jars.excludes"] == jars.BUNDLE
 
 
-def test_settings_by_master(tmp_path, monkeypatch):
+def test_session_settings_depend_on_the_master(tmp_path, monkeypatch):
     monkeypatch.setenv("LASTKEY_CLASS_ARCHIVE", "off")
     _jars(tmp_path)
     java = Path("/usr/bin/java")
@@ -100,7 +100,7 @@ def test_settings_by_master(tmp_path, monkeypatch):
     ).get("spark.driver.defaultJavaOptions")
 
 
-def test_yarn_does_not_give_this_checkout_to_executors(monkeypatch):
+def test_yarn_executors_do_not_import_the_checkout(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:/opt/shared:{ROOT}/")
     session._hide_checkout()
     assert os.environ["PYTHONPATH"] == "/opt/shared"
@@ -109,7 +109,7 @@ def test_yarn_does_not_give_this_checkout_to_executors(monkeypatch):
     assert "PYTHONPATH" not in os.environ
 
 
-def test_number_of_local_cores(monkeypatch):
+def test_local_master_selects_the_number_of_cores(monkeypatch):
     monkeypatch.setattr(session.SparkContext, "_active_spark_context", None)
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     all_cores = os.cpu_count()
@@ -129,7 +129,7 @@ def test_number_of_local_cores(monkeypatch):
     ("version", "good"),
     [("1.8.0_392", False), ("11.0.2", False), ("17.0.15", True), ("21", True), ("25.0.1", True)],
 )
-def test_java_versions(tmp_path, monkeypatch, version, good):
+def test_supported_java_versions_are_accepted(tmp_path, monkeypatch, version, good):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").touch()
     (tmp_path / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
@@ -144,7 +144,7 @@ def test_java_versions(tmp_path, monkeypatch, version, good):
 _GATEWAY = PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
 
 
-def test_failed_downloads_say_what_to_do(tmp_path, monkeypatch):
+def test_error_for_a_failed_download_names_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     packages = {"spark.jars.packages": "io.delta:delta"}
     found = session._start_error(_GATEWAY, packages, None)
@@ -156,7 +156,7 @@ def test_failed_downloads_say_what_to_do(tmp_path, monkeypatch):
     assert "poms without jars" in found.advice
 
 
-def test_ended_jvm_is_reported_with_a_pointer_to_its_output():
+def test_error_for_a_terminated_jvm_refers_to_its_output():
     said = session._start_error(_GATEWAY, {}, None)
     assert said.kind is SPARK_NOT_STARTED
     assert str(said) == "Spark did not start: its JVM ended; the lines above say why"
@@ -228,7 +228,7 @@ def _program(pid: int) -> str:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_our_session_finds_the_data_sources_whatever_python_the_path_has():
+def test_session_finds_the_data_sources_with_any_python_path():
     """And its workers are those of --conf spark.pyspark.python, which pyspark itself would pass over. A process that
     ignores Ctrl-C, as in the background of a script, still ignores it.
     """
@@ -252,7 +252,7 @@ def test_our_session_finds_the_data_sources_whatever_python_the_path_has():
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_workers_find_lastkey_where_a_script_put_it_on_its_path(tmp_path):
+def test_workers_import_lastkey_from_the_path_of_a_script(tmp_path):
     """An ended job must not be reported as a lack of memory. The script's environment stays unchanged."""
     script = tmp_path / "script"
     script.write_text(
@@ -278,7 +278,7 @@ def test_workers_find_lastkey_where_a_script_put_it_on_its_path(tmp_path):
         ("spark://a:1", "/other", None),
     ],
 )
-def test_the_path_of_workers(master, known, found, monkeypatch, tmp_path):
+def test_python_path_of_workers_has_lastkey(master, known, found, monkeypatch, tmp_path):
     monkeypatch.setattr(jvm, "HOME", tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     if known is not None:
@@ -291,7 +291,7 @@ def test_the_path_of_workers(master, known, found, monkeypatch, tmp_path):
 
 
 @pytest.mark.spark
-def test_the_session_has_delta_and_arrow_and_no_web_pages(spark, tmp_path):
+def test_session_has_delta_and_arrow_and_no_web_ui(spark, tmp_path):
     assert spark.conf.get("spark.sql.extensions") == "io.delta.sql.DeltaSparkSessionExtension"
     assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
     assert spark.sparkContext.uiWebUrl is None
@@ -300,7 +300,7 @@ def test_the_session_has_delta_and_arrow_and_no_web_pages(spark, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.parametrize(("version", "good"), [("4.2.0", True), ("4.2.0-vendors-1", True), ("4.2.1", False)])
-def test_another_spark_is_one_line(spark, monkeypatch, version, good):
+def test_incompatible_spark_version_is_a_one_line_error(spark, monkeypatch, version, good):
     """A notebook, a server or SPARK_HOME may bring one that delta-spark excludes."""
     monkeypatch.setitem(spark.__dict__, "version", version)  # a cached property
     if good:
@@ -312,7 +312,7 @@ def test_another_spark_is_one_line(spark, monkeypatch, version, good):
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_classes_of_a_jvm_that_did_not_end_well_are_not_kept(code, tmp_path, monkeypatch):
+def test_class_archive_of_a_crashed_jvm_is_discarded(code, tmp_path, monkeypatch):
     """The archive may be cut off: of such a one every later JVM dies."""
     archive = tmp_path / "lastkey" / "spark.jsa"
 

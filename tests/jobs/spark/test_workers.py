@@ -31,7 +31,7 @@ class Heard:
         self.ends.append((item, result))
 
 
-def test_results_are_in_the_order_of_the_items_whatever_ends_first() -> None:
+def test_results_have_the_order_of_the_items() -> None:
     last_began = threading.Event()
 
     def work(item: int) -> int:
@@ -48,7 +48,7 @@ def test_results_are_in_the_order_of_the_items_whatever_ends_first() -> None:
         assert workers.run(work, [], "work", heard) == []
 
 
-def test_reads_of_tasks_are_counted_and_unneeded_tasks_end() -> None:
+def test_reads_of_tasks_are_counted_and_unneeded_tasks_are_cancelled() -> None:
     begun, go_on = threading.Event(), threading.Event()
     heard = Heard()
 
@@ -73,7 +73,7 @@ def test_reads_of_tasks_are_counted_and_unneeded_tasks_end() -> None:
     assert heard.ends == [(0, None)]
 
 
-def test_an_error_is_raised_where_it_is_waited_for() -> None:
+def test_error_of_an_item_is_raised_at_its_result() -> None:
     def work(item: int) -> int:
         if item == 1:
             raise OSError(28, "No space left on device")
@@ -100,7 +100,7 @@ def test_an_error_is_raised_while_items_before_it_continue() -> None:
         raised.set()
 
 
-def test_the_end_of_a_run_waits_for_no_unfinished_work() -> None:
+def test_end_of_a_run_does_not_wait_for_unfinished_work() -> None:
     begun, never = threading.Event(), threading.Event()
     done: list[int] = []
 
@@ -141,7 +141,7 @@ def test_spark_tasks_report_the_same_progress(spark) -> None:  # type: ignore[no
 
 
 @pytest.mark.spark
-def test_a_worker_collects_garbage_without_its_imports(spark) -> None:  # type: ignore[no-untyped-def]
+def test_garbage_collection_of_a_worker_excludes_imported_modules(spark) -> None:  # type: ignore[no-untyped-def]
     def tracked(_: int) -> tuple[int, int, int]:
         return os.getpid(), gc.get_freeze_count(), len(gc.get_objects())
 

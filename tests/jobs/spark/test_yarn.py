@@ -179,7 +179,7 @@ def wait_for_segments(store: Path, run: Client) -> None:
     wait_until(begun, f"a segment in {store}", seconds=300)
 
 
-def test_jobs_in_client_mode_while_containers_and_the_application_are_killed(yarn, pack, here, many, config, tmp_path):
+def test_client_mode_jobs_survive_killed_containers_and_applications(yarn, pack, here, many, config, tmp_path):
     """A killed container only delays compact; a killed application ends it. (tests/jobs/spark/test_cluster.py compares
     the other jobs.)
     """
@@ -237,7 +237,9 @@ CLOUDS = [
 
 
 @pytest.mark.parametrize(("server", "scheme", "environment_of"), CLOUDS)
-def test_archive_store_and_tables_in_a_bucket(yarn, pack, here, config, tmp_path, server, scheme, environment_of):
+def test_archive_store_and_tables_can_be_in_a_bucket(
+    yarn, pack, here, config, tmp_path, server, scheme, environment_of
+):
     """`compact` in cluster mode; then tables, which Spark itself keeps in the bucket by a connector, in client mode."""
     with server() as port:
         put(ARCHIVE, f"{scheme}://logs/archive")

@@ -39,7 +39,7 @@ WHOLE_CYCLE = 64  # runs, after which the files of a history are joined again; a
 
 
 @pytest.mark.slow
-def test_state_grows_no_more_after_some_months(tmp_path: Path) -> None:
+def test_state_size_is_constant_after_some_months(tmp_path: Path) -> None:
     """A run a day, so that 112 are past every limit. Generation 4 is there; nothing else has files."""
     (tmp_path / f"segments/t-0/4-{run_id(4)}").mkdir(parents=True)
     files = []
@@ -63,7 +63,7 @@ def test_state_grows_no_more_after_some_months(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_runs_that_did_nothing_leave_no_more_after_some_months(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_size_of_idle_runs_is_constant_after_some_months(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "KEEP_JOBS", 30)
     files = []
     for night in range(200):
@@ -105,7 +105,7 @@ def test_rows_needed_for_a_week_are_kept(old: Path) -> None:
         assert head.delta.version() == number
 
 
-def test_young_files_stay_whatever_their_number(tmp_path: Path) -> None:
+def test_recent_files_are_kept_regardless_of_their_number(tmp_path: Path) -> None:
     root = open_root(str(tmp_path))
     for i in range(45):
         _change(root, i)
@@ -116,7 +116,7 @@ def test_young_files_stay_whatever_their_number(tmp_path: Path) -> None:
     assert len(list(table.announced_deletions(head, -1))) == 0  # every commit is there
 
 
-def test_a_run_that_began_before_what_went_is_reported(old: Path) -> None:
+def test_run_older_than_removed_rows_is_reported(old: Path) -> None:
     head = table.head(open_root(str(old)), "t")
     assert list(table.announced_deletions(head, 19)) == []
     with pytest.raises(ConflictError, match="its history was deleted"):
@@ -154,7 +154,7 @@ def test_old_rows_of_distant_generations_are_removed() -> None:
     assert _needed(_chain(100), 1000) == []
 
 
-def test_a_generation_that_is_there_stays_and_so_does_a_rollback_to_it() -> None:
+def test_rows_of_existing_generations_and_their_rollbacks_are_kept() -> None:
     assert _needed(_chain(100), 1000, f"7-{run_id(7)}", f"8-{run_id(9)}", "mine") == [7]
     chain = [
         replace(run, back_to=7, back_to_run_id=run_id(7)) if run.generation_after == 9 else run for run in _chain(100)
@@ -162,12 +162,12 @@ def test_a_generation_that_is_there_stays_and_so_does_a_rollback_to_it() -> None
     assert _needed(chain, 1000, f"7-{run_id(7)}") == [7, 9]
 
 
-def test_a_run_that_erased_records_stays() -> None:
+def test_rows_of_runs_with_erased_records_are_kept() -> None:
     chain = [replace(run, dropped_erased=1) if run.generation_after == 5 else run for run in _chain(100)]
     assert _needed(chain, 1000) == [5]
 
 
-def test_erasures_and_checks_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_erasures_and_checks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "KEEP_JOBS", 2)
     jobs = ["erase", "compact", "erase --check", "vacuum", "compact", "compact"]
     runs = [row(JobRow, run_id=run_id(n), job=job, ended_ms=n, exit_code=5) for n, job in enumerate(jobs)]
@@ -175,6 +175,6 @@ def test_erasures_and_checks_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(kept["ended_ms"].to_pylist()) == [0, 2, 4, 5]
 
 
-def test_rows_of_runs_that_died_go() -> None:
+def test_rows_of_killed_runs_are_removed() -> None:
     died = replace(_chain(100)[6], run_id=run_id(7, 9))
     assert _needed([*_chain(100), died], 1000, f"7-{run_id(7, 9)}") == []

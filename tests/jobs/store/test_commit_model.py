@@ -530,7 +530,7 @@ OVERLAP = (Writer("a", (0, 1)), Writer("b", (1, 2)))
         pytest.param(world(BOTH, Vacuum(), Rebuild(), faults=1, lost={2}), id="driver with a gap, vacuum and rebuild"),
     ],
 )
-def test_no_bad_world_can_be_reached(first: World) -> None:
+def test_no_interleaving_reaches_an_invalid_state(first: World) -> None:
     n, found = reachable(first, ALL)
     assert found == ""
     assert n > 50, "a walk that goes nowhere"
@@ -572,7 +572,7 @@ NEEDING = (  # the small ones first
         ({Rule.ON_TOP}, "rebuild-state would take a for x"),
     ],
 )
-def test_each_rule_is_needed(left_out: set[Rule], expected: str) -> None:
+def test_removing_any_rule_reaches_an_invalid_state(left_out: set[Rule], expected: str) -> None:
     found = (reachable(world(*actors, faults=2), ALL - left_out)[1] for actors in NEEDING)
     assert any(expected in each for each in found)
 
@@ -643,7 +643,7 @@ def lose() -> None:
 
 
 @pytest.mark.parametrize("case", ["alone", "lost", "never made", "never made, then lost", "rival", "beaten"])
-def test_the_product_takes_the_steps_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def test_product_performs_the_steps_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """A commit beside another's, by `writing.commit_wave`: each row of steps, and its end, is one of the walk's."""
     writing.commit_wave(open_state(str(tmp_path)), [make_commit(0, 1, run_id(1)), make_commit(1, 1, run_id(1, 1))])
     state = open_state(str(tmp_path))
@@ -673,9 +673,7 @@ def test_the_product_takes_the_steps_of_the_model(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("how", ["moved", "emptied"])
-def test_a_commit_where_the_tables_were_lost_counts_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_commit_after_lost_tables_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """As in `put`: the folder of an uncommitted run must not contain `committed`, because rebuild-state would accept it
     without --choose.
     """

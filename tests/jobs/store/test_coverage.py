@@ -46,7 +46,7 @@ def _holds(made: Commit) -> set[int]:
     return set(range(made.checkpoint.log_start_offset, *ours)) - _gaps(made) if ours else set()
 
 
-def test_ranges_are_what_sets_are() -> None:
+def test_range_operations_equal_set_operations() -> None:
     rng = random.Random(7)
     for _ in range(2000):
         some, others = _ranges(rng), _ranges(rng)
@@ -55,7 +55,7 @@ def test_ranges_are_what_sets_are() -> None:
         assert left == sorted(left) and all(a[1] < b[0] for a, b in itertools.pairwise(left))
 
 
-def test_coverage_of_a_chain_only_grows_and_excludes_its_gaps() -> None:
+def test_coverage_of_a_chain_never_shrinks_and_excludes_gaps() -> None:
     rng = random.Random(8)
     for _ in range(300):
         before, read = None, set()
@@ -69,7 +69,7 @@ def test_coverage_of_a_chain_only_grows_and_excludes_its_gaps() -> None:
         assert _offsets(coverage.unread(other, before, committed=True)) == _holds(other) - read
 
 
-def test_coverage_of_another_chain_counts_only_for_uncommitted_offsets() -> None:
+def test_coverage_of_other_chains_applies_only_to_uncommitted_offsets() -> None:
     old = Commit(row(Checkpoint, next_offset=10, chain="a"), [_segment("store", 10)], row(RunRow))
     new = row(Checkpoint, next_offset=10, chain="b", read="[[0, 10]]")
     assert coverage.unread(old, new, committed=True) == [(0, 10)]

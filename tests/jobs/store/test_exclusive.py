@@ -31,12 +31,12 @@ def port():
         yield port
 
 
-def test_a_disk_with_hard_links(tmp_path):
+def test_disk_with_hard_links_is_accepted(tmp_path):
     check_exclusive(open_root(str(tmp_path)))
     assert list((tmp_path / "state").iterdir()) == []
 
 
-def test_a_disk_without(tmp_path, monkeypatch, capsys):
+def test_disk_without_hard_links_is_refused(tmp_path, monkeypatch, capsys):
     """As exFAT answers; refused before Spark starts."""
 
     def link(*_: object) -> None:
@@ -53,7 +53,7 @@ def test_a_disk_without(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, "DiskFullError"), (errno.EIO, "FileSystemError")])
-def test_a_disk_without_room_for_a_name_is_full(tmp_path, monkeypatch, capsys, number, kind):
+def test_disk_without_room_for_a_link_is_reported_as_full(tmp_path, monkeypatch, capsys, number, kind):
     """As one without inodes answers; another --store would be no help."""
 
     def link(*_: object) -> None:
@@ -64,21 +64,21 @@ def test_a_disk_without_room_for_a_name_is_full(tmp_path, monkeypatch, capsys, n
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == kind
 
 
-def test_a_disk_where_links_replace(tmp_path, monkeypatch):
+def test_disk_whose_hard_links_replace_files_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", lambda first, second: None)
     with raises_kind(NOT_EXCLUSIVE, match="a hard link that replaces no file"):
         check_exclusive(open_root(str(tmp_path)))
 
 
 @pytest.mark.slow
-def test_a_bucket_that_refuses_what_is_there(port):
+def test_bucket_with_conditional_writes_is_accepted(port):
     root = open_root(f"{BUCKET}/good")
     check_exclusive(root)
     left = root.filesystem.get_file_info(pafs.FileSelector(root.base, recursive=True, allow_not_found=True))
     assert [info.path for info in left if info.type == pafs.FileType.File] == []
 
 
-def test_a_bucket_that_does_not(port, capsys):
+def test_bucket_without_conditional_writes_is_refused(port, capsys):
     ignored = lambda method, path: UNCONDITIONAL if method == "PUT" else None  # noqa: E731
     with s3_proxy(port, ignored) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
         assert main([*WORDS, f"{BUCKET}/bad"]) == 5
@@ -89,7 +89,7 @@ def test_a_bucket_that_does_not(port, capsys):
 
 
 @pytest.mark.slow
-def test_a_bucket_is_asked_before_the_first_commit_of_a_run(port):
+def test_bucket_is_probed_before_the_first_commit_of_a_run(port):
     """A store may have been moved to such a server, where each of two writers would get a success."""
     uri = f"{BUCKET}/moved"
     writing.commit_wave(open_state(uri), [make_commit(0, 1, run_id(1))])

@@ -43,14 +43,14 @@ def test_rules_select_like_borg_prune(seed):
     assert kept_by(keep, made) == as_borg_prunes(keep, made)
 
 
-def test_days_without_a_generation_do_not_count():
+def test_keep_rules_skip_days_without_a_generation():
     made = {1: START_MS, 2: START_MS + 24 * HOUR, 3: START_MS + 500 * HOUR, 4: START_MS + 501 * HOUR}
     assert kept_by(Keep(daily=2), made) == {4: "--keep 2d", 2: "--keep 2d"}
     assert kept_by(Keep(), made) == {}
     assert kept_by(Keep(generations=9), made).keys() == made.keys()
 
 
-def test_rules_are_read_in_any_order_and_each_once():
+def test_keep_rules_are_parsed_in_any_order_without_duplicates():
     assert parse_keep(["3", "4w,7d"]) == Keep(3, 7, 4)
     assert parse_keep([]) == Keep()
     for wrong in (["3,4"], ["2d", "3d"], ["7m"], ["-1"], [""], ["d"]):

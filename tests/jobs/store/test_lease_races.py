@@ -179,13 +179,13 @@ def test_exactly_one_of_two_overlapping_runs_continues() -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_never_work_at_once_and_one_works() -> None:
+def test_two_runs_never_hold_a_lease_concurrently() -> None:
     for case in every_case(2, stay=False):
         assert case.most_at_once == 1
         assert case.went_on
 
 
-def test_three_runs() -> None:
+def test_three_runs_never_hold_a_lease_concurrently() -> None:
     for seed in range(500):
         case = Case(3, random.Random(seed).choice, stay=bool(seed % 2))
         assert case.most_at_once == 1, seed

@@ -56,7 +56,7 @@ def check_refused(root, match="found a run on far", run_id=B):
     return refused.value
 
 
-def test_a_run_holds_its_lease_until_it_ends(root):
+def test_run_holds_its_lease_until_its_end(root):
     notes = []
     with hold_lease(root, A, KEYS, notes):
         assert files(root) == [f"{A}.json"]
@@ -101,7 +101,7 @@ def test_a_second_run_of_a_partition_is_refused_and_one_of_others_is_not(root):
     assert notes == []
 
 
-def test_a_lease_is_valid_until_it_was_not_renewed_for_the_expiry(root):
+def test_lease_expires_if_not_renewed(root):
     path = put_lease(root, age_seconds=EXPIRY_SECONDS - 10)
     check_refused(root)
     assert path.exists()
@@ -112,7 +112,7 @@ def test_a_lease_is_valid_until_it_was_not_renewed_for_the_expiry(root):
     assert not path.exists()
 
 
-def test_clocks_of_hosts_decide_nothing(root):
+def test_lease_expiry_is_independent_of_host_clocks(root):
     """A host's time is shown. A file time far in the future comes from a clock that was set back."""
     put_lease(root, since_ms=4_000_000_000_000)
     check_refused(root, match="since 2096-10-02")
@@ -146,7 +146,7 @@ def test_an_unreadable_lease_is_a_note(root, data):
     assert f"{A}.json: cannot read the lease of a run" in notes[0]
 
 
-def test_a_damaged_lease_blocks_no_partition_for_ever(root):
+def test_damaged_lease_expires(root):
     put_lease(root, since_ms=10**30)
     notes = []
     check_goes_on(root, notes)
@@ -164,7 +164,7 @@ def test_a_lease_that_cannot_be_written_is_a_note(root):
     assert any("cannot write the lease of this run" in note for note in notes), notes
 
 
-def test_a_lease_is_renewed(root, monkeypatch):
+def test_lease_is_renewed_during_a_run(root, monkeypatch):
     monkeypatch.setattr(leases, "_RENEWAL_SECONDS", 0.0)
     deadline = time.monotonic() + 60
     with hold_lease(root, A, KEYS, []):
@@ -190,7 +190,7 @@ def test_waiting_ends_when_the_lease_is_deleted_or_not_renewed(root, monkeypatch
         waiting.result(60)
 
 
-def test_the_held_lease_has_the_size_of_the_first_one(root, monkeypatch):
+def test_size_of_a_renewed_lease_is_constant(root, monkeypatch):
     """A reader in a bucket requests the size first and would read only a part of a file that grew since."""
     sizes = []
     write = leases._write
@@ -207,7 +207,7 @@ def test_the_held_lease_has_the_size_of_the_first_one(root, monkeypatch):
 
 
 @pytest.mark.slow
-def test_leases_in_a_bucket():
+def test_leases_in_a_bucket_exclude_other_runs():
     with s3_server():
         root, notes = open_root(f"{BUCKET}/store"), []
         with hold_lease(root, A, KEYS, notes):

@@ -42,7 +42,7 @@ def maker(tmp_path):
     return made
 
 
-def test_an_older_generation_of_which_no_segments_are_known_is_not_restored_as_empty(maker):
+def test_older_generation_without_known_segments_is_not_restored_as_empty(maker):
     output = maker.folder / "restored"
     (maker.run_folder("t", 0, 2) / "manifest.json").unlink()
     with pytest.raises(JobError):
@@ -50,7 +50,7 @@ def test_an_older_generation_of_which_no_segments_are_known_is_not_restored_as_e
     assert not output.exists()
 
 
-def test_vacuum_keeps_what_only_a_lost_manifest_could_name(maker):
+def test_vacuum_keeps_files_that_a_missing_manifest_may_reference(maker):
     """The folder of generation 2 is kept, because it may be the only copy; the `.log` of its first run must be kept
     too.
     """
@@ -64,7 +64,7 @@ def test_vacuum_keeps_what_only_a_lost_manifest_could_name(maker):
     assert kept.exists()
 
 
-def test_rebuilt_state_after_a_rollback_is_not_that_of_an_older_generation(tmp_path):
+def test_partition_state_of_a_rolled_back_generation_is_dropped(tmp_path):
     state = open_state(str(tmp_path))
     first, second = make_commit(0, 1, run_id(1)), make_commit(0, 2, run_id(2), run_id(1))
     writing.commit_wave(state, [first])
@@ -75,7 +75,7 @@ def test_rebuilt_state_after_a_rollback_is_not_that_of_an_older_generation(tmp_p
     assert ("t", 0) not in state.states()
 
 
-def test_a_run_whose_table_is_taken_away_makes_no_new_one_with_its_new_partitions_alone(maker):
+def test_run_does_not_recreate_a_deleted_table_with_its_partitions_only(maker):
     """As for rebuild-state, while it runs. No commit would name t-0 then, and vacuum would delete all of it."""
     state = open_state(str(maker.store))
     assert state.checkpoints()
@@ -85,7 +85,7 @@ def test_a_run_whose_table_is_taken_away_makes_no_new_one_with_its_new_partition
     assert not state.table_exists("compaction_checkpoints")
 
 
-def test_a_run_whose_table_is_taken_away_between_two_waves_makes_no_new_one(tmp_path):
+def test_run_does_not_recreate_a_table_deleted_between_waves(tmp_path):
     """The store is new; the second wave reads the state of the first."""
     state = open_state(str(tmp_path))
     writing.commit_wave(state, [make_commit(0, 1, run_id(1))])
@@ -94,7 +94,7 @@ def test_a_run_whose_table_is_taken_away_between_two_waves_makes_no_new_one(tmp_
         writing.commit_wave(state, [make_commit(1, 1, run_id(1))])
 
 
-def test_a_vacuum_whose_table_is_taken_away_after_its_listing_deletes_nothing(maker):
+def test_vacuum_deletes_nothing_if_a_table_disappears_after_its_listing(maker):
     """On a disk the mark finds no folder for its file; in a bucket it needs none."""
     maker.age(400, *[maker.run_folder("t", 0, g) for g in (1, 2, 3)])
     before = read_tree(maker.store / "segments")
@@ -136,7 +136,7 @@ def _compact(root, *words):
     ],
     ids=lambda words: words[0],
 )
-def test_a_lost_history_changes_no_answer(begun, monkeypatch, capsys, words):
+def test_missing_history_changes_no_result(begun, monkeypatch, capsys, words):
     monkeypatch.chdir(begun)
     shutil.rmtree(begun / "store")
     assert [_compact(begun), _compact(begun, "--force")] == [0, 0]
@@ -182,7 +182,7 @@ def test_store_starts_over_only_without_traces_of_a_commit(begun, capsys):
 
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("how", ["begins below", "reaches further", "has no other"])
-def test_vacuum_keeps_a_first_generation_that_covers_what_the_tables_do_not(begun, how, committed):
+def test_vacuum_keeps_a_first_generation_with_offsets_missing_in_the_tables(begun, how, committed):
     """The tables start over, for an archive that is another one by now."""
     lost = _first_folder(begun, 0)
     aside = begun / "aside"
@@ -215,7 +215,7 @@ def test_vacuum_keeps_a_first_generation_that_covers_what_the_tables_do_not(begu
 
 
 @pytest.mark.parametrize("cleaned", [None, 1, 2, 4], ids=lambda n: "young" if n is None else f"killed-after-{n}")
-def test_a_run_that_a_rollback_overtook_is_not_brought_back(begun, cleaned):
+def test_run_that_a_rollback_replaced_is_not_restored(begun, cleaned):
     """The run planned before the rollback, and its folder is complete. cleaned: number of folders that vacuum deletes
     before it is killed; None: vacuum is not killed, and that folder is younger than the grace period.
     """

@@ -43,7 +43,7 @@ def checksum(generation: object) -> int:
     return int(google_crc32c.value(json.dumps(generation, sort_keys=True).encode()))
 
 
-def test_manifest_round_trip(store: Root) -> None:
+def test_manifest_is_read_as_written(store: Root) -> None:
     for commit in (_commit(), replace(_commit(), partition_state=None)):
         assert from_json(to_json(commit), "m") == commit
     _write(store, _commit())
@@ -57,7 +57,7 @@ def test_a_manifest_has_the_columns_of_the_tables() -> None:
     assert "applied_to" in manifest["segments"][0] and "anew" in manifest["run"]
 
 
-def test_every_flipped_byte_and_every_cut_is_found() -> None:
+def test_every_flipped_byte_and_truncation_is_detected() -> None:
     data = to_json(_commit())
     for at in range(0, len(data), 7):
         for damaged in (data[:at], data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :]):
@@ -70,7 +70,7 @@ def test_every_flipped_byte_and_every_cut_is_found() -> None:
                 assert json.loads(damaged)["generation"] == json.loads(data)["generation"]
 
 
-def test_another_format_is_refused_and_a_newer_column_passed_over() -> None:
+def test_different_format_is_refused_and_newer_columns_are_ignored() -> None:
     report = json.loads(to_json(_commit()))
     for other in (2, 4):
         with raises_kind(BAD_MANIFEST, match=f"expected format 3, found {other}"):
@@ -82,7 +82,7 @@ def test_another_format_is_refused_and_a_newer_column_passed_over() -> None:
 
 @pytest.mark.parametrize("value", ["\0", 2**64, 1.5, None, [], {"a": 1}])
 @pytest.mark.parametrize("field", ["checkpoint", "run", "segments", "partition_state"])
-def test_a_value_that_no_table_can_hold_is_a_problem_of_the_manifest(field: str, value: object) -> None:
+def test_value_out_of_the_range_of_a_table_is_a_problem_of_the_manifest(field: str, value: object) -> None:
     """Its checksum is right, because its writer computed it."""
     report = json.loads(to_json(_commit()))
     of = report["generation"][field]
@@ -117,7 +117,7 @@ def test_the_manifest_of_another_folder_is_refused(store: Root) -> None:
         manifests.read_manifest(store, f"segments/t-0/{other.name}")
 
 
-def test_files_that_contradict_the_manifest(store: Root) -> None:
+def test_files_that_contradict_the_manifest_are_reported(store: Root) -> None:
     commit = _commit()
     commit = replace(commit, run=replace(commit.run, topic_id=None))
     path = _write(store, commit)
@@ -154,7 +154,7 @@ OTHER_PARTITION = f"segments/u-0/2-{run_id(2)}/0.log"
         ("checkpoint", {"back_to": 1, "back_to_run_id": "0/../../../../other"}),
     ],
 )
-def test_a_manifest_that_names_files_of_others_is_refused(row_of: str, values: dict[str, object]) -> None:
+def test_manifest_that_names_files_outside_its_store_is_refused(row_of: str, values: dict[str, object]) -> None:
     """Its checksum is right. Restore would serve files from outside of the store, or another partition's."""
     report = json.loads(to_json(_commit()))
     of = report["generation"][row_of]

@@ -67,7 +67,7 @@ def test_any_other_byte_in_a_data_file_is_reported(tmp_path: Path) -> None:
     assert content(tmp_path) == {"a": 1, "b": 2}
 
 
-def test_a_data_file_in_the_place_of_another_is_reported(tmp_path: Path) -> None:
+def test_swapped_data_file_is_reported(tmp_path: Path) -> None:
     change(tmp_path, a=1)
     (old,) = (tmp_path / "state" / "t").glob("*.parquet")
     change(tmp_path, a=2)
@@ -83,7 +83,7 @@ def test_data_file_of_an_older_version_has_no_checksum(tmp_path: Path) -> None:
     assert content(tmp_path) == {"a": 1, "b": 2}
 
 
-def test_a_stale_version_is_never_put_on_another_head(tmp_path: Path) -> None:
+def test_stale_version_is_not_committed_on_a_newer_head(tmp_path: Path) -> None:
     change(tmp_path, a=1)
     root, seen = open_root(str(tmp_path)), []
 
@@ -128,7 +128,7 @@ def test_every_prefix_of_the_last_commit_is_refused(tmp_path: Path, commits: int
     assert content(tmp_path) == after
 
 
-def test_a_commit_has_its_name_once_its_bytes_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_is_named_after_its_bytes_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name is durable before the commit is reported."""
     flushed: list[Path] = []
     named: list[str] = []
@@ -176,7 +176,7 @@ def test_a_commit_that_names_another_file_is_reported(tmp_path: Path, kind: str,
 @pytest.mark.parametrize(
     ("place", "by"), [("t/1", "t/2"), ("t/2", "t/1"), ("t/2", "u/2"), ("u/0", "t/0"), ("t/3", "t/0")]
 )
-def test_a_whole_commit_in_the_place_of_another_is_reported(tmp_path: Path, place: str, by: str) -> None:
+def test_swapped_commit_is_reported(tmp_path: Path, place: str, by: str) -> None:
     """Between versions and between tables, exchanged or copied; one that follows the newest would be built upon."""
     root = open_root(str(tmp_path))
     for name in ("t", "u"):
@@ -196,7 +196,7 @@ def test_a_whole_commit_in_the_place_of_another_is_reported(tmp_path: Path, plac
 
 
 @pytest.mark.parametrize("text", ['{"format": 2, "generation": {"run": {}}}', "2147483648\n{}"])
-def test_a_file_that_is_no_commit_is_reported(tmp_path: Path, text: str) -> None:
+def test_malformed_commit_file_is_reported(tmp_path: Path, text: str) -> None:
     for i in range(2):
         change(tmp_path, k=i)
     (tmp_path / f"state/t/_delta_log/{1:020}.json").write_text(text)
@@ -204,7 +204,7 @@ def test_a_file_that_is_no_commit_is_reported(tmp_path: Path, text: str) -> None
         content(tmp_path)
 
 
-def test_a_commit_below_a_checkpoint_is_looked_at_before_it_is_believed(tmp_path: Path) -> None:
+def test_commit_below_a_checkpoint_is_verified(tmp_path: Path) -> None:
     for i in range(21):
         change(tmp_path, k=i)
     commit = tmp_path / f"state/t/_delta_log/{20:020}.json"
@@ -214,9 +214,7 @@ def test_a_commit_below_a_checkpoint_is_looked_at_before_it_is_believed(tmp_path
 
 
 @pytest.mark.parametrize("killed", ["at the checksum", "at the checkpoint", "no"])
-def test_a_checkpoint_is_there_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
-) -> None:
+def test_checkpoint_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str) -> None:
     """delta-rs writes the checkpoint to another folder first, because it does not flush."""
     for i in range(20):
         change(tmp_path, **{f"k{i}": i})
@@ -257,7 +255,7 @@ def test_any_other_byte_in_a_checkpoint_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hint", [b"", b'{"version":1', b'{"version":20,"size":4}'])
-def test_a_hint_of_an_older_version_is_no_matter(tmp_path: Path, hint: bytes) -> None:
+def test_outdated_checkpoint_hint_is_ignored(tmp_path: Path, hint: bytes) -> None:
     for i in range(41):
         change(tmp_path, k=i)
     log = tmp_path / "state/t/_delta_log"
@@ -266,7 +264,7 @@ def test_a_hint_of_an_older_version_is_no_matter(tmp_path: Path, hint: bytes) ->
     assert content(tmp_path) == {"k": 40}
 
 
-def test_a_checkpoint_at_which_delta_rs_panics_is_reported(tmp_path: Path) -> None:
+def test_checkpoint_that_makes_delta_rs_panic_is_reported(tmp_path: Path) -> None:
     """A page of a map says another number of values: a panic of Rust's is no Exception. (Of a checkpoint that an older
     version has made, without a checksum.)
     """
@@ -282,7 +280,7 @@ def test_a_checkpoint_at_which_delta_rs_panics_is_reported(tmp_path: Path) -> No
         content(tmp_path)
 
 
-def test_a_checkpoint_spares_the_commits_before_it(tmp_path: Path) -> None:
+def test_commits_before_a_checkpoint_are_not_read(tmp_path: Path) -> None:
     for i in range(25):
         change(tmp_path, k=i)
     log = tmp_path / "state/t/_delta_log"
@@ -292,7 +290,7 @@ def test_a_checkpoint_spares_the_commits_before_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b", "a%b", "a#b?c", "é", "a[b]{c}*", "a'\"b", "a+b&c=d;e,f@g!h(i)$~^`|<>:"])
-def test_printable_characters_in_a_path(tmp_path: Path, name: str) -> None:
+def test_table_path_may_have_printable_characters(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
     table.check_fit(open_root(str(folder)))
@@ -304,7 +302,7 @@ def test_printable_characters_in_a_path(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a%20b", "a\\b", "a\nb", "a\x01b"])
-def test_a_path_that_delta_takes_for_another_is_refused(tmp_path: Path, name: str) -> None:
+def test_path_that_delta_misreads_is_refused(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
     with pytest.raises(UsageError, match="nothing was written"):
@@ -312,7 +310,7 @@ def test_a_path_that_delta_takes_for_another_is_refused(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("number", [errno.EIO, None])
-def test_a_data_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, number: int | None) -> None:
+def test_unreadable_data_file_is_not_reported_as_damaged(tmp_path: Path, number: int | None) -> None:
     """Arrow's own error has no number where the file does not close: as on a network share that is full."""
     change(tmp_path, a=1)
 
@@ -326,7 +324,9 @@ def test_a_data_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, n
         table.rows(replace(version, root=root), SCHEMA)
 
 
-def test_a_commit_that_may_not_be_looked_at_is_not_called_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_without_read_permission_is_not_reported_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """delta-rs leaves it out of its list, and finds a gap; one that is really there is damage."""
     for i in range(3):
         change(tmp_path, a=i)

@@ -106,7 +106,7 @@ OF_OTHER = f"{R1}/../../u-0/1-{R1}"  # a run id that leads to another partition'
         ("checkpoint", {"back_to": 1, "back_to_run_id": OF_OTHER}),
     ],
 )
-def test_rows_that_name_files_of_others_are_refused(state, kind, values):
+def test_rows_that_name_files_outside_the_store_are_refused(state, kind, values):
     """A change of a row cannot make restore serve a file of another partition, or one outside of the store."""
     made = make_commit(0, 1, R1, segments=1)
     first = made.segments[0] if kind == "segments" else getattr(made, kind)
@@ -122,7 +122,7 @@ def test_rows_that_name_files_of_others_are_refused(state, kind, values):
 
 
 @pytest.mark.parametrize("topic", ["../t", ".", "..", "", "t t", "t" * 250])
-def test_rows_of_topics_that_cannot_be_are_refused(topic):
+def test_rows_with_invalid_topic_names_are_refused(topic):
     checkpoint = dataclasses.replace(make_commit(0, 1, R1).checkpoint, topic=topic)
     with raises_kind(DAMAGED_TABLE, match="runs and files of its own partition, found"):
         store_rows.check_places([checkpoint.places], "table", DAMAGED_TABLE)
@@ -136,7 +136,7 @@ def test_folders_of_an_archive_may_have_any_names(state, path):
     assert state.current()[1][made.key] == [segment]
 
 
-def test_commits_are_read_back(state):
+def test_commits_are_read_as_written(state):
     assert not state.exists()
     assert state.current() == ({}, {})
     assert state.states() == {}
@@ -165,7 +165,7 @@ def test_commits_are_read_back(state):
         state.manifests({("t", 0): (3, R3)})
 
 
-def test_the_same_wave_again_changes_nothing(state):
+def test_repeated_commit_of_a_wave_changes_nothing(state):
     """As for a caller that did not receive the answer to its commit."""
     wave = [make_commit(0, 1, R1), make_commit(1, 1, R1)]
     writing.commit_wave(state, wave)
@@ -212,7 +212,7 @@ def test_many_waves_leave_few_files_and_lose_no_row(state, store, monkeypatch):
 # -- all or nothing
 
 
-def test_a_wave_is_all_or_nothing_and_names_what_has_moved(state):
+def test_wave_is_atomic_and_names_changed_partitions(state):
     writing.commit_wave(state, [make_commit(0, 1, R1), make_commit(1, 1, R1)])
     before, version = state.checkpoints(), state.version()
     for late in (
@@ -232,7 +232,7 @@ def test_a_wave_is_all_or_nothing_and_names_what_has_moved(state):
     assert len(manifest_segments(state, "t", 0, 1)) == 2
 
 
-def test_a_run_that_died_left_rows_under_the_same_number(state):
+def test_rows_of_a_killed_run_with_the_same_number_are_replaced(state):
     writing.commit_wave(state, [make_commit(0, 1, R1)])
     with pytest.raises(ConflictError):
         writing.commit_wave(state, [make_commit(0, 2, DEAD, run_id(0), segments=5)])
@@ -241,7 +241,7 @@ def test_a_run_that_died_left_rows_under_the_same_number(state):
     assert [run.run_id for run in state.histories()["t", 0]] == [R3, R2, R1]
 
 
-def test_files_are_looked_at_on_the_head_that_is_committed_on(state, store):
+def test_files_are_checked_at_the_version_that_is_committed_on(state, store):
     """Before the switch, and once more where another run was first in between."""
     other, seen = open_state(str(store)), []
 
@@ -263,7 +263,7 @@ def test_files_are_looked_at_on_the_head_that_is_committed_on(state, store):
     assert current_runs(state) == {0: OURS, 1: THEIRS}
 
 
-def test_the_second_run_plans_again_and_conflicts_if_its_partition_has_moved(state, store):
+def test_second_run_plans_again_and_conflicts_if_its_partition_changed(state, store):
     writing.commit_wave(state, [make_commit(0, 1, R1), make_commit(1, 1, R1)])
     other = open_state(str(store))
 
@@ -281,7 +281,7 @@ def test_the_second_run_plans_again_and_conflicts_if_its_partition_has_moved(sta
 # -- vacuum beside a run
 
 
-def test_a_run_whose_folder_was_named_by_a_vacuum_cannot_commit(state, store):
+def test_run_whose_folder_vacuum_announced_cannot_commit(state, store):
     writing.commit_wave(state, [make_commit(0, 1, R1)])
     run = open_state(str(store))
     run.current()  # start of the run
@@ -297,7 +297,7 @@ def test_a_run_whose_folder_was_named_by_a_vacuum_cannot_commit(state, store):
     assert current_runs(state) == {0: R2, 1: R1}
 
 
-def test_a_mark_is_put_right_behind_the_version_by_which_it_was_chosen(state, store):
+def test_deletion_marker_is_committed_on_the_version_it_was_chosen_by(state, store):
     writing.commit_wave(state, [make_commit(0, 1, R1)])
     seen = state.version()
     writing.commit_wave(open_state(str(store)), [make_commit(0, 2, R2, R1)])
@@ -311,7 +311,7 @@ def test_a_mark_is_put_right_behind_the_version_by_which_it_was_chosen(state, st
 # -- how partitions stand
 
 
-def test_states_are_one_row_a_partition(state):
+def test_partition_states_have_one_row_per_partition(state):
     writing.set_states(state, [row(PartitionState, topic="t", partition=p, state=DIRTY) for p in range(3)])
     writing.set_states(state, [row(PartitionState, topic="t", partition=1, state=CLEAN, reason=None)])
     assert {key[1]: row.state for key, row in state.states().items()} == {0: DIRTY, 1: CLEAN, 2: DIRTY}
@@ -325,7 +325,7 @@ def test_states_are_one_row_a_partition(state):
     assert state.version() == version
 
 
-def test_a_partition_that_stood_before_gets_its_first_generation(state):
+def test_partition_with_a_state_gets_its_first_generation(state):
     writing.set_states(state, [row(PartitionState, topic="t", partition=0, state="uncleanable", generation=-1)])
     commit = with_state(make_commit(0, 1, R1))
     writing.commit_wave(state, [commit])
@@ -333,7 +333,7 @@ def test_a_partition_that_stood_before_gets_its_first_generation(state):
     assert state.states() == {("t", 0): commit.partition_state}
 
 
-def test_a_partitions_state_is_committed_with_it_and_keeps_its_sources(state):
+def test_partition_state_is_committed_with_its_generation_and_keeps_sources(state):
     commit = with_state(make_commit(0, 1, R1))
     writing.commit_wave(state, [commit])
     dirty = row(PartitionState, topic="t", partition=0, state=DIRTY, generation=1)
@@ -343,7 +343,7 @@ def test_a_partitions_state_is_committed_with_it_and_keeps_its_sources(state):
     assert manifest_segments(state, "t", 0) == sorted(commit.segments, key=lambda row: row.base_offset)
 
 
-def test_run_with_an_older_view_writes_no_state_of_the_newest_generation(state, store):
+def test_run_with_an_outdated_snapshot_does_not_overwrite_the_newest_state(state, store):
     writing.commit_wave(state, [make_commit(0, 1, R1), make_commit(1, 1, R1)])
     writing.commit_wave(state, [with_state(make_commit(0, 2, THEIRS, R1))])
     version = state.version()
@@ -354,7 +354,7 @@ def test_run_with_an_older_view_writes_no_state_of_the_newest_generation(state, 
     assert state.version() == version + 1
 
 
-def test_cleaner_state_is_a_copy_that_is_written_where_it_differs(state, store):
+def test_cleaner_state_is_written_only_if_it_differs(state, store):
     def copied():
         version = table.head(state.root, STATES)
         found = from_arrow(PartitionState, table.rows(version, arrow_schema(PartitionState)))
@@ -372,7 +372,7 @@ def test_cleaner_state_is_a_copy_that_is_written_where_it_differs(state, store):
     assert copied() == (number, rows)
 
 
-def test_a_vacuum_of_the_tables_takes_nothing_that_is_needed(state):
+def test_table_vacuum_deletes_no_referenced_file(state):
     for generation in range(1, 4):
         writing.commit_wave(state, [numbered(generation)])
     assert writing.vacuum_state(state, dry_run=True) == 0  # all of it is young
@@ -447,7 +447,7 @@ def go(process):
 
 
 @pytest.mark.slow
-def test_two_processes_race_for_a_partition(state, store):
+def test_one_of_two_processes_commits_a_partition(state, store):
     """Each writer commits several generations of a shared partition and of its own one. Each commit has exactly one
     winner, and no commit is lost.
     """
@@ -483,7 +483,7 @@ print(*won)
 
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_kill_at_any_commit_leaves_a_whole_generation(state, store, exit_code, when, nth):
+def test_kill_at_any_commit_leaves_a_complete_generation(state, store, exit_code, when, nth):
     """The first is that of the history, the second is the switch."""
     writing.commit_wave(state, [make_commit(0, 1, R1)])
     code = """
@@ -530,7 +530,7 @@ def test_the_lock_excludes_other_processes(store):
 
 
 @pytest.mark.parametrize("other", [2, 4])
-def test_another_format_is_refused_by_who_reads_and_by_who_was_about_to_commit(state, store, monkeypatch, other):
+def test_different_store_format_is_refused_when_reading_and_committing(state, store, monkeypatch, other):
     writing.commit_wave(state, [make_commit(0, 1, R1)])
     state.current()
     with monkeypatch.context() as patch:  # a version that is to come takes the store over
@@ -567,7 +567,7 @@ def test_another_delta_protocol_is_refused(state, store):
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_spark_reads_the_tables(state, store, spark):
+def test_spark_reads_the_store_tables(state, store, spark):
     second = with_state(make_commit(0, 2, R2, R1))
     writing.commit_wave(state, [make_commit(0, 1, R1), with_state(make_commit(1, 1, R1, segments=0))])
     writing.commit_wave(state, [second])

@@ -35,7 +35,7 @@ def _tear(folder: Path, size: int = 0) -> None:
 
 
 @pytest.mark.parametrize("name", ["cleaner_runs", "cleaner_state", "compaction_checkpoints"])
-def test_a_vacuum_deletes_nothing_where_a_commit_is_torn(tmp_path: Path, name: str) -> None:
+def test_vacuum_deletes_nothing_if_a_commit_is_torn(tmp_path: Path, name: str) -> None:
     """A commit may be emptied long after it was reported; its generation may then be the only copy."""
     maker = StoreMaker(tmp_path)
     maker.generation("t", 0, 1, {0: b"a"})
@@ -50,7 +50,9 @@ def test_a_vacuum_deletes_nothing_where_a_commit_is_torn(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("words", [["restore", "--output"], ["rollback", "--generation", "1", "--output"]])
-def test_torn_commit_is_damage(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_torn_commit_is_reported_as_damage(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     maker = StoreMaker(tmp_path)
     maker.generation("t", 0, 1, {0: b"a"})
     maker.generation("t", 0, 2, {0: b"b"})
@@ -71,7 +73,7 @@ def _three_partitions(tmp_path: Path) -> State:
     return state
 
 
-def test_a_commit_that_is_empty_below_the_newest_brings_no_older_generation_back_in_silence(tmp_path: Path) -> None:
+def test_empty_commit_below_the_newest_is_reported(tmp_path: Path) -> None:
     _three_partitions(tmp_path)
     (tmp_path / LOG / f"{1:020}.json").write_bytes(b"")
     with raises_kind(DAMAGED_TABLE, match=f"{1:020}.json"):

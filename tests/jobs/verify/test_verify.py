@@ -29,7 +29,7 @@ def verify(root: Path, **options: object) -> VerifyReport:
     return run(VerifyOptions(archive=str(root), **options), Silent())  # type: ignore[arg-type]
 
 
-def test_a_healthy_archive(tmp_path: Path) -> None:
+def test_intact_archive_has_no_problems(tmp_path: Path) -> None:
     part = build(tmp_path / "archive")
     (part.root / "replication-offset-checkpoint").write_text("0\n1\nt 0 48\n")
     report = verify(part.root)
@@ -42,7 +42,7 @@ def test_a_healthy_archive(tmp_path: Path) -> None:
     assert "no problem found" in report.to_text()
 
 
-def test_every_problem_with_path_position_expected_and_found(tmp_path: Path) -> None:
+def test_every_problem_has_path_position_expected_and_found(tmp_path: Path) -> None:
     part = build(tmp_path / "archive")
     flip(part.log(0), 30)
     flip(part.log(12), part.positions(12)[2] + 70)
@@ -65,7 +65,7 @@ def test_every_problem_with_path_position_expected_and_found(tmp_path: Path) -> 
     assert "3 problems" in text
 
 
-def test_checkpoints_behind_the_log_end(tmp_path: Path) -> None:
+def test_checkpoint_above_the_log_end_is_a_problem(tmp_path: Path) -> None:
     part = build(tmp_path / "archive")
     (part.root / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 49\n")
     (problem,) = verify(part.root).problems
@@ -90,7 +90,7 @@ def test_unlistable_partition_is_reported_as_not_checked(tmp_path: Path) -> None
     assert report.to_json()["not_checked"] == ["t-0: its segments"]
 
 
-def test_partition_without_files(tmp_path: Path) -> None:
+def test_partition_without_files_is_not_checked(tmp_path: Path) -> None:
     """A broker that loads its folder begins at offset 0."""
     part = build(tmp_path / "archive")
     (part.root / "u-0").mkdir()
@@ -106,7 +106,7 @@ def test_partition_without_files(tmp_path: Path) -> None:
     assert (report.exit_code, report.not_checked) == (DONE, ["u-0: a partition's folder without a segment"])
 
 
-def test_epochs_of_a_generation_against_the_archives(tmp_path: Path) -> None:
+def test_leader_epochs_of_a_generation_are_compared_with_the_archive(tmp_path: Path) -> None:
     part = build(tmp_path / "archive")
     config = tmp_path / "settings.toml"
     config.write_text('[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n')
@@ -136,7 +136,7 @@ def stored(tmp_path: Path) -> Partition:
     return part
 
 
-def test_a_damaged_archive_of_a_store_is_a_problem(
+def test_damaged_archive_of_a_store_is_a_problem(
     stored: Partition, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A generation that could not be compared must not be reported as "no problem found" with exit code 0."""
@@ -159,7 +159,7 @@ def test_a_damaged_archive_of_a_store_is_a_problem(
     assert (report.exit_code, [p.kind for p in report.problems]) == (PROBLEMS, ["unreadable"])
 
 
-def test_a_beginning_that_only_the_store_still_has_is_no_problem_of_the_store(stored: Partition) -> None:
+def test_beginning_retained_only_in_the_store_is_no_problem(stored: Partition) -> None:
     """`archive-needed` lets somebody delete it. Alone, the archive lacks it: its first leader epoch begins there."""
     stored.log(0).unlink()
     of_store = run(VerifyOptions(store=str(stored.store), archive_moved=str(stored.root)), Silent())
@@ -170,7 +170,7 @@ def test_a_beginning_that_only_the_store_still_has_is_no_problem_of_the_store(st
     assert ("gap", "the first one at 12") in {(p.kind, p.found) for p in report.problems}
 
 
-def test_an_unread_beginning_is_a_problem(stored: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beginning_that_was_never_read_is_a_problem(stored: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lastkey.jobs.verify.plan_checks.read_by", lambda _: [])
     stored.log(0).unlink()
     report = run(VerifyOptions(store=str(stored.store), archive_moved=str(stored.root)), Silent())
@@ -178,7 +178,7 @@ def test_an_unread_beginning_is_a_problem(stored: Partition, monkeypatch: pytest
     assert ("gap", "the first one at 12") in {(p.kind, p.found) for p in report.problems}
 
 
-def test_segments_deleted_on_purpose_are_no_problem(stored: Partition, tmp_path: Path) -> None:
+def test_deliberately_deleted_segments_are_no_problem(stored: Partition, tmp_path: Path) -> None:
     """The broker cleaned the archive, as its checkpoint shows, or the archive was deleted as unneeded. An archive that
     the user names must exist.
     """
@@ -212,12 +212,12 @@ def test_bytes_above_the_high_watermark_count_for_retention(tmp_path: Path) -> N
     assert [r.bytes for r in report.results] == [sizes[1]]
 
 
-def test_no_such_archive(tmp_path: Path) -> None:
+def test_missing_archive_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(MissingPathError):
         verify(tmp_path / "nowhere")
 
 
-def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+def test_name_that_is_not_utf8_is_ignored(tmp_path: Path) -> None:
     """No file or folder of Kafka has such a name, and pyarrow raises an error for it."""
     part = build(tmp_path / "archive")
     for folder in (part.root, part.log(0).parent):
@@ -241,7 +241,7 @@ def test_records_deleted_by_a_tombstone_below_the_log_start_are_not_read(tmp_pat
     assert b"k" in {r.key for b in lab.batches(_rows(lab)) for r in b.records}
 
 
-def test_retention_of_a_generation_that_is_gone_took_what_the_archive_still_holds(tmp_path: Path) -> None:
+def test_retention_of_a_deleted_generation_explains_missing_records(tmp_path: Path) -> None:
     """After vacuum and rebuild-state only the second run's checkpoint shows the deletions by retention in the first
     run. Other records are missing.
     """
@@ -265,7 +265,7 @@ def test_retention_of_a_generation_that_is_gone_took_what_the_archive_still_hold
         assert ([p.base_offset for p in report.problems], report.all_not_checked) == (missing, [])
 
 
-def test_a_beginning_that_left_the_archive_after_the_run_was_readable_in_it(tmp_path: Path) -> None:
+def test_beginning_removed_after_the_run_is_no_problem(tmp_path: Path) -> None:
     """The second run drops k=2, which k=1 outranks by its timestamp, and then deletes k=1 by size. `archive-needed`
     lets somebody delete the archive's first segment, in which k=1 was.
     """

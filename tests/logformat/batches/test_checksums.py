@@ -26,7 +26,7 @@ def batch(size: int, magic: int, seed: int) -> bytes:
     st.binary(max_size=20),
     st.integers(0, 2**32),
 )
-def test_combined_checksums_are_those_of_the_bytes(batches, before, seed):
+def test_combined_checksums_equal_that_of_all_bytes(batches, before, seed):
     data = b"".join(batch(size, magic, seed + i) for i, (size, magic) in enumerate(batches))
     found = extend_by_batches(
         google_crc32c.value(before), np.frombuffer(data, np.uint8), np.array([size for size, _ in batches], np.int64)
@@ -34,13 +34,13 @@ def test_combined_checksums_are_those_of_the_bytes(batches, before, seed):
     assert found == google_crc32c.value(before + data)
 
 
-def test_a_large_batch():
+def test_checksum_of_a_large_batch_is_extended():
     data = batch(LARGE, 2, 1)
     assert extend_by_batches(5, np.frombuffer(data, np.uint8), np.array([LARGE])) == google_crc32c.extend(5, data)
 
 
 @pytest.mark.parametrize("place", [0, 16, 17, 20, 21, 30_000, 69_999])
-def test_a_byte_that_changed_changes_the_checksum(place):
+def test_changed_byte_changes_the_checksum(place):
     """But in a body, which the walk of the read-back checks: there the checksum of the header covers it."""
     whole = batch(1000, 2, 1) + batch(70_000, 2, 2)
     changed = bytearray(whole)
@@ -50,6 +50,6 @@ def test_a_byte_that_changed_changes_the_checksum(place):
     assert same == (place >= 21)
 
 
-def test_sizes_that_do_not_fill_the_bytes_are_refused():
+def test_sizes_that_do_not_add_up_to_the_bytes_are_refused():
     with pytest.raises(ValueError, match="batches of 2048 bytes in 2047"):
         extend_by_batches(0, np.zeros(2047, np.uint8), np.array([1024, 1024]))

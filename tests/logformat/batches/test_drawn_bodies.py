@@ -188,18 +188,18 @@ def check_all(n: int, seed: int, packers: tuple[str, ...], in_a_log: int) -> Non
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_drawn_bodies_are_read_as_the_twin_reads_them():
+def test_random_bodies_are_read_as_by_the_twin():
     check_all(10_000, 1, tuple(PACKERS), in_a_log=500)
 
 
 @pytest.mark.slow
-def test_many_drawn_bodies(request):
+def test_many_random_bodies_are_read_as_by_the_twin(request):
     """Try a million of them with `--attack-cases 1000000`."""
     seed = request.config.getoption("--attack-seed") + 1
     check_all(n_cases(request, FEW), seed, ONE_OF_EACH, in_a_log=200)
 
 
-def test_another_decoder_reads_what_we_write():
+def test_other_decoder_reads_our_bodies():
     for body, _ in draw(3000, 3):
         size = len(body)
         assert zlib.decompress(compress(CODEC_GZIP, body), 31) == body
@@ -217,7 +217,7 @@ def test_another_decoder_reads_what_we_write():
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("packer", ["gzip", "snappy", "snappy blocks", "lz4"])
-def test_drawn_wrappers(packer, magic):
+def test_random_wrappers_are_opened(packer, magic):
     """Messages in wrappers: keys, values and offsets come out, and the checksums of the messages are seen to fit."""
     rng = random.Random(4)
     codec, pack = PACKERS[packer]

@@ -63,7 +63,7 @@ def assert_same(path, **options):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", case_names())
-def test_headers_of_golden_logs_are_read_as_the_twin_reads_them(name, tmp_path_factory):
+def test_headers_of_golden_logs_are_read_as_by_the_twin(name, tmp_path_factory):
     case = golden(tmp_path_factory)[name]
     for partition in case.partitions:
         for folder in (case.input(partition), case.expected(1, partition)):
@@ -71,7 +71,7 @@ def test_headers_of_golden_logs_are_read_as_the_twin_reads_them(name, tmp_path_f
                 assert_same(log)
 
 
-def test_a_log_cut_anywhere_is_read_as_the_twin_reads_it(tmp_path):
+def test_log_cut_at_any_byte_is_read_as_by_the_twin(tmp_path):
     log = write_segment(tmp_path, MIXED)
     data = log.read_bytes()
     borders = whole(log)[0]["position"]
@@ -80,7 +80,7 @@ def test_a_log_cut_anywhere_is_read_as_the_twin_reads_it(tmp_path):
         assert_same(log, end=end)
 
 
-def test_zeros_at_the_end(tmp_path):
+def test_zeros_at_the_end_are_a_tail_of_headers(tmp_path):
     log = write_segment(tmp_path, MIXED)
     data = log.read_bytes()
     for tail in (b"\0" * 5, b"\0" * 16, b"\0" * 17, b"\0" * 200_000, b"\0" * 70_000 + b"\1"):
@@ -89,7 +89,7 @@ def test_zeros_at_the_end(tmp_path):
 
 
 @pytest.mark.long
-def test_one_byte_of_a_header_changed(tmp_path):
+def test_header_with_a_changed_byte_is_read_as_by_the_twin(tmp_path):
     log = write_segment(tmp_path, MIXED)
     data = log.read_bytes()
     for start in whole(log)[0]["position"].tolist():
@@ -101,7 +101,7 @@ def test_one_byte_of_a_header_changed(tmp_path):
                 assert_same(log)
 
 
-def test_offsets_of_a_range(tmp_path):
+def test_headers_of_a_range_of_offsets_are_read(tmp_path):
     log = write_segment(tmp_path, MIXED)
     for end_offset in range(20):
         assert_same(log, end_offset=end_offset)
@@ -110,14 +110,14 @@ def test_offsets_of_a_range(tmp_path):
     assert_same(log, start=second, previous_last_offset=1, end_offset=NO_END)
 
 
-def test_few_rows_at_a_time(tmp_path):
+def test_small_header_buffers_give_the_same(tmp_path):
     log = write_segment(tmp_path, MIXED)
     buffer = ChunkBuffer(100)
     buffer.rows = np.empty(2, BATCH)
     assert sparse(log, buffer=buffer)[0].tolist() == whole(log)[0].tolist()
 
 
-def test_bodies_are_not_read(tmp_path):
+def test_reading_headers_skips_bodies(tmp_path):
     batches = [
         Batch(i, i, records=(Record(offset=i, timestamp=i, key=b"k", value=bytes(20_000)),), base_timestamp=i)
         for i in range(50)
@@ -129,7 +129,7 @@ def test_bodies_are_not_read(tmp_path):
     assert sum(read) < 100_000 < log.stat().st_size / 10
 
 
-def test_a_file_that_shrank(tmp_path):
+def test_file_that_shrank_is_an_error(tmp_path):
     log = write_segment(tmp_path, MIXED)
     size = log.stat().st_size
     found = sparse(log, end=size + 1)[1]
@@ -138,7 +138,7 @@ def test_a_file_that_shrank(tmp_path):
 
 
 @pytest.mark.parametrize(("at", "bit"), [(69, 0), (22, 5), (50, 1)])
-def test_checksums_of_markers(tmp_path, at, bit):
+def test_checksums_of_markers_are_verified(tmp_path, at, bit):
     log = write_segment(tmp_path, MIXED)
     marker = next(row for row in whole(log)[0] if row["control_type"] == 0)
     data = bytearray(log.read_bytes())
@@ -152,7 +152,7 @@ def test_checksums_of_markers(tmp_path, at, bit):
     assert str(other.value) == str(error)
 
 
-def test_other_file_systems_are_read_whole(tmp_path):
+def test_files_of_other_file_systems_are_read_completely(tmp_path):
     log = write_segment(tmp_path, MIXED)
     tail, rows = Tail(), []
     with pafs.LocalFileSystem().open_input_file(str(log)) as file:

@@ -45,7 +45,7 @@ def hash_pairs(log: bytes) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("lengths", ["all alike", "of one word", "all kinds"])
 @pytest.mark.parametrize("codecs", [("none",), ("lz4",), ("none", "lz4", "none", "zstd")])
-def test_every_key_has_its_hash(
+def test_every_key_is_hashed(
     lengths: str, codecs: tuple[str, ...], hashes: dict[bytes | None, tuple[int, int]]
 ) -> None:
     """In batches of one record and of hundreds, compressed and not in turn, with keys that are null between."""
@@ -67,7 +67,7 @@ def test_every_key_has_its_hash(
     assert hash_pairs(log) == [hashes[key] for key in keys]
 
 
-def test_bytes_that_are_read_only(hashes: dict[bytes | None, tuple[int, int]]) -> None:
+def test_read_only_bytes_are_hashed(hashes: dict[bytes | None, tuple[int, int]]) -> None:
     """Its bytes reach the kernels as an array that is read only."""
     records = pa.record_batch(
         {"key": pa.array(KEYS[:3]), "value": pa.array(KEYS[:3]), "timestamp_ms": pa.array([5] * 3)}

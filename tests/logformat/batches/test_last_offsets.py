@@ -91,7 +91,7 @@ def write_segment(folder: Path, data: bytes, base: int = LAST - 10) -> Path:
 
 @pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.__name__)
 @pytest.mark.parametrize("maker", MAKERS)
-def test_the_largest_last_offset_is_read(tmp_path: Path, maker: str, walk: Callable[[Path], list[int]]) -> None:
+def test_largest_last_offset_is_read(tmp_path: Path, maker: str, walk: Callable[[Path], list[int]]) -> None:
     make, _ = MAKERS[maker]
     assert walk(write_segment(tmp_path / "t-0", make(LAST)))[-1] == LAST
 
@@ -99,7 +99,9 @@ def test_the_largest_last_offset_is_read(tmp_path: Path, maker: str, walk: Calla
 @pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.__name__)
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("before", [b"", magic2(LAST - 9)], ids=["alone", "behind another"])
-def test_one_more_is_refused(tmp_path: Path, before: bytes, maker: str, walk: Callable[[Path], list[int]]) -> None:
+def test_last_offset_above_the_limit_is_refused(
+    tmp_path: Path, before: bytes, maker: str, walk: Callable[[Path], list[int]]
+) -> None:
     make, delta = MAKERS[maker]
     with pytest.raises(LogFormatError) as error:
         walk(write_segment(tmp_path / "t-0", before + make(LAST + 1)))
@@ -123,7 +125,7 @@ def wrapper(magic: int, offset: int, inner: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize(("magic", "inner"), [(1, [0, 1, 2]), (0, [LAST - 2, LAST - 1, LAST])])
-def test_the_records_of_a_wrapper_at_the_end(tmp_path: Path, magic: int, inner: list[int]) -> None:
+def test_records_of_a_wrapper_with_the_largest_offset_are_read(tmp_path: Path, magic: int, inner: list[int]) -> None:
     path = write_segment(tmp_path / "t-0", wrapper(magic, LAST, inner))
     assert open_segment(path).to_arrow(["offset"])["offset"].to_pylist() == [LAST - 2, LAST - 1, LAST]
 
@@ -140,14 +142,14 @@ def test_the_records_of_a_wrapper_at_the_end(tmp_path: Path, magic: int, inner: 
         (0, 5, [-2, 5]),
     ],
 )
-def test_impossible_inner_offsets(tmp_path: Path, magic: int, offset: int, inner: list[int]) -> None:
+def test_invalid_inner_offsets_are_refused(tmp_path: Path, magic: int, offset: int, inner: list[int]) -> None:
     path = write_segment(tmp_path / "t-0", wrapper(magic, offset, inner), base=0)
     with pytest.raises(LogFormatError) as error:
         open_segment(path).to_arrow(["offset"])
     assert (error.value.kind, error.value.position) == ("offsets", 0)
 
 
-def test_look_ups_at_the_very_end(tmp_path: Path) -> None:
+def test_lookups_at_the_largest_offset_succeed(tmp_path: Path) -> None:
     path = write_segment(tmp_path / "t-0", magic2(LAST - 5) + magic2(LAST - 1))
     builder = IndexBuilder(LAST - 10, 0)
     builder.append([LAST - 4, LAST], [len(magic2(0))] * 2, [1_700_000_000_001] * 2)
@@ -163,7 +165,7 @@ def test_look_ups_at_the_very_end(tmp_path: Path) -> None:
         assert not log.notes
 
 
-def test_every_failing_status_of_a_walk_is_reported() -> None:
+def test_every_error_status_of_a_walk_is_reported() -> None:
     statuses = {name: value for name, value in vars(batch_kernels).items() if name.startswith("BAD_")}
     assert len(set(statuses.values())) == len(statuses) > 5
     for status in statuses.values():

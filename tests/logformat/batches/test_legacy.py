@@ -105,7 +105,7 @@ def refused(kind, batch, **options):
     return error
 
 
-def test_a_message_set_of_kafka_in_magic_1_is_read():
+def test_message_set_of_kafka_in_magic_1_is_read():
     records = opened(base64.b64decode(V1_LZ4))
     assert [record.offset for record in records] == [1995, 1996, 1997, 1998, 1999]
     assert records[0] == Record(
@@ -115,7 +115,7 @@ def test_a_message_set_of_kafka_in_magic_1_is_read():
     assert all(record.timestamp > 1_600_000_000_000 for record in records)
 
 
-def test_a_message_set_of_kafka_in_magic_0_is_read():
+def test_message_set_of_kafka_in_magic_0_is_read():
     records = opened(base64.b64decode(V0_GZIP))
     assert [record.offset for record in records] == list(range(1984, 2000))
     assert {record.timestamp for record in records} == {-1}
@@ -126,7 +126,7 @@ def test_a_message_set_of_kafka_in_magic_0_is_read():
     )  # fmt: skip
 
 
-def test_uncompressed_messages_that_kafka_wrote():
+def test_uncompressed_messages_of_kafka_are_read():
     first, second = base64.b64decode(V0_PLAIN), base64.b64decode(V1_PLAIN)
     raw = np.frombuffer(b"junk" + first + second, np.uint8)
     out = Scratch(8)
@@ -146,7 +146,7 @@ def test_compressed_legacy_messages_are_opened(codec, magic):
     assert records == [Record(offset - 1, -1, b"k", b"v"), Record(offset, -1, None, None)]
 
 
-def test_lz4_of_magic_0_with_kafkas_wrong_descriptor_checksum():
+def test_lz4_of_magic_0_with_kafkas_wrong_checksum_is_read():
     value = bytearray(compress(LZ4, message(0, 0, b"k", b"v")))
     value[6] = 0x1A
     assert len(opened(message(0, 0, None, bytes(value), attributes=LZ4))) == 1
@@ -158,7 +158,7 @@ def test_offsets_of_magic_0_are_absolute():
     assert [record.offset for record in opened(wrap(0, 99, content))] == [70, 75]
 
 
-def test_offsets_of_magic_1_end_at_the_wrappers():
+def test_offsets_of_magic_1_end_at_the_offset_of_the_wrapper():
     content = message(1, 0, b"a", b"1") + message(1, 4, b"b", b"2")  # compaction has left a gap
     assert [record.offset for record in opened(wrap(1, 99, content))] == [95, 99]
 
@@ -168,13 +168,13 @@ def test_wrapper_offset_0_means_base_0():
     assert [record.offset for record in opened(wrap(1, 0, content))] == [0, 1]
 
 
-def test_absolute_offsets_in_magic_1():
+def test_absolute_offsets_in_magic_1_are_read():
     content = message(1, 41, b"a", b"1") + message(1, 42, b"b", b"2")
     assert [record.offset for record in opened(wrap(1, 42, content))] == [41, 42]
     refused("offsets", wrap(1, 41, content))
 
 
-def test_a_wrappers_timestamp_counts_only_with_log_append_time():
+def test_timestamp_of_a_wrapper_is_used_only_with_log_append_time():
     content = message(1, 0, b"a", b"1", timestamp=500) + message(1, 1, b"b", b"2", timestamp=-1)
     assert [r.timestamp for r in opened(wrap(1, 1, content, timestamp=700))] == [500, -1]
     assert [r.timestamp for r in opened(wrap(1, 1, content, timestamp=700, attributes=LOG_APPEND_TIME))] == [700, 700]
@@ -183,7 +183,7 @@ def test_a_wrappers_timestamp_counts_only_with_log_append_time():
 
 
 @pytest.mark.parametrize("attributes", [0, LOG_APPEND_TIME])
-def test_inner_magic_0_in_magic_1(attributes):
+def test_inner_magic_0_in_magic_1_is_read(attributes):
     """KAFKA-4298: no timestamp, but offsets by the wrapper's rule."""
     content = message(0, 0, b"a", b"1") + message(1, 1, b"b", b"2", timestamp=700)
     records = opened(wrap(1, 11, content, timestamp=700, attributes=attributes))
@@ -196,22 +196,22 @@ def test_any_negative_length_is_null(length):
     assert opened(wrap(1, 5, content)) == [Record(5, -1, None, None)]
 
 
-def test_empty_is_not_null():
+def test_empty_key_and_value_are_not_null():
     assert opened(wrap(1, 5, message(1, 0, b"", b""))) == [Record(5, -1, b"", b"")]
 
 
-def test_bytes_after_a_value_are_passed_over():
+def test_bytes_after_a_value_are_skipped():
     content = message(1, 0, b"a", b"1", extra=b"xyz") + message(1, 1, b"b", b"2")
     assert [r.value for r in opened(wrap(1, 1, content))] == [b"1", b"2"]
 
 
-def test_last_message_cut_short():
+def test_truncated_last_message_is_skipped():
     whole = message(1, 0, b"a", b"1")
     for cut in range(1, len(message(1, 1, b"b", b"2"))):
         assert opened(wrap(1, 7, whole + message(1, 1, b"b", b"2")[:cut])) == [Record(7, -1, b"a", b"1")]
 
 
-def test_wrapper_with_a_key():
+def test_wrapper_with_a_key_is_read():
     assert len(opened(wrap(1, 0, message(1, 0, b"a", b"1"), key=b"key"))) == 1
 
 
@@ -233,7 +233,7 @@ def test_malformed_legacy_messages_are_refused():
 
 
 @pytest.mark.parametrize("key_length", [1, 9, 2**31 - 1])
-def test_lengths_that_run_past_the_message(key_length):
+def test_lengths_beyond_the_message_are_refused(key_length):
     good = bytearray(message(1, 0, b"", b"12345678"))
     struct.pack_into(">i", good, 26, key_length)
     refused("record", wrap(1, 0, bytes(good)))
@@ -244,7 +244,7 @@ def test_lengths_that_run_past_the_message(key_length):
     refused("record", bytes(good[:17]) + b"\1" + bytes(good[18:]))
 
 
-def test_magic_1_in_the_size_of_magic_0():
+def test_magic_1_with_the_size_of_magic_0_is_refused():
     body = b"\1\0" + bytes(8)
     short = struct.pack(">qiI", 0, 14, zlib.crc32(body)) + body
     refused("record", wrap(1, 0, short))
@@ -254,7 +254,7 @@ def test_magic_1_in_the_size_of_magic_0():
     assert (caught.value.kind, caught.value.position, caught.value.base_offset) == ("record", 52, 0)
 
 
-def test_rows_of_batches():
+def test_legacy_batches_have_their_ranges_of_rows():
     wrapper = wrap(1, 12, message(1, 0, b"a", b"1") + message(1, 2, b"b", b"2", timestamp=9))
     plain = [message(0, 13, b"c", None), message(1, 14, b"d", b"4", timestamp=77)]
     raw = np.frombuffer(b"??" + wrapper + b"".join(plain), np.uint8)
@@ -319,14 +319,14 @@ WRAPPER = st.tuples(st.integers(0, 1), st.just(0) | st.integers(0, 2**34), TIMES
 
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(MESSAGE, max_size=8).map(b"".join), WRAPPER, st.integers(0, 3))
-def test_legacy_messages_are_opened_as_the_twin_opens_them(content, wrapper, cut):
+def test_legacy_messages_are_opened_as_by_the_twin(content, wrapper, cut):
     compare(content[: len(content) - cut], wrapper)
 
 
 @pytest.mark.long
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(MESSAGE, min_size=1, max_size=4).map(b"".join), WRAPPER, st.data())
-def test_damaged_batches_decode_like_the_twin(content, wrapper, data):
+def test_damaged_batches_are_decoded_as_by_the_twin(content, wrapper, data):
     damaged = bytearray(content)
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(
@@ -338,7 +338,7 @@ def test_damaged_batches_decode_like_the_twin(content, wrapper, data):
 @pytest.mark.long
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(MESSAGE, min_size=1, max_size=8))
-def test_uncompressed_as_the_twin(messages):
+def test_uncompressed_messages_are_read_as_by_the_twin(messages):
     raw = np.frombuffer(b"".join(messages), np.uint8)
     sizes = np.array([len(one) for one in messages])
     out = Scratch(1)

@@ -21,7 +21,7 @@ def log_file(path, size=None):
 
 
 @pytest.mark.parametrize("walk", [LogReader.chunks, LogReader.headers])
-def test_a_log_that_is_shorter_than_listed_is_refused_before_it_is_read(tmp_path, walk):
+def test_log_shorter_than_listed_is_refused_before_reading(tmp_path, walk):
     path = write_segment(tmp_path, "a=1 | b=2 | c=3")
     size = path.stat().st_size
     walked = walk(LogReader(), log_file(path, size + 1))
@@ -46,7 +46,7 @@ def test_walk_begins_at_a_batch_and_returns_its_end(tmp_path, walk):
     assert (reader.tail.position, reader.tail.torn_bytes) == (borders[3], size - 1 - borders[3])
 
 
-def test_walks_keep_apart_although_they_share_buffers(tmp_path):
+def test_walks_with_shared_buffers_do_not_interfere(tmp_path):
     path = write_segment(tmp_path, "a=1 b=2 | {codec=zstd} c=3 d=4 | e=5")
     reader = LogReader(64)
     for wanted in (None, np.ones(1, np.bool_)):
@@ -55,7 +55,7 @@ def test_walks_keep_apart_although_they_share_buffers(tmp_path):
 
 
 @pytest.mark.parametrize("chunk_bytes", [64, 1 << 20], ids=["a-batch-each", "one-chunk"])
-def test_a_compressed_batch_of_magic_1_begins_behind_the_one_before_it_whatever_the_chunks(tmp_path, chunk_bytes):
+def test_base_offset_of_compressed_magic_1_is_independent_of_chunks(tmp_path, chunk_bytes):
     """Its header contains only its end, so the error appears during decompression."""
     inner = b"".join(message(1, i, b"k", b"v", timestamp=9) for i in range(3))  # offsets 3 to 5
     path = tmp_path / "0.log"

@@ -34,7 +34,7 @@ def salvaged(path: Path, chunk_bytes: int) -> tuple[list[int], list[tuple[int, i
 
 @pytest.mark.parametrize("chunk_bytes", [100, 300, 1 << 20])
 @pytest.mark.parametrize("at", range(0, 70))
-def test_one_damaged_byte_costs_one_batch(tmp_path: Path, chunk_bytes: int, at: int) -> None:
+def test_damaged_byte_loses_only_its_batch(tmp_path: Path, chunk_bytes: int, at: int) -> None:
     path = write_segment(tmp_path, LOG)
     data = bytearray(path.read_bytes())
     start, end = borders(bytes(data))[4], borders(bytes(data))[5]
@@ -50,7 +50,7 @@ def test_one_damaged_byte_costs_one_batch(tmp_path: Path, chunk_bytes: int, at: 
 
 
 @pytest.mark.parametrize("chunk_bytes", [100, 1 << 20])
-def test_drawn_damage(tmp_path: Path, chunk_bytes: int) -> None:
+def test_intact_batches_are_found_after_random_damage(tmp_path: Path, chunk_bytes: int) -> None:
     """An intact batch is found if another intact batch, or the end of the file, follows."""
     rng = random.Random(3)
     whole = write_segment(tmp_path, LOG).read_bytes()

@@ -29,7 +29,7 @@ def log(tmp_path):
 
 
 @pytest.mark.process
-def test_public_names_of_the_package():
+def test_package_exports_public_names():
     """`logformat.open_segment(path)`; and `from lastkey import logformat` alone loads no kernels."""
     code = "import sys; from lastkey import logformat; assert 'numba' not in sys.modules;"
     code += "print(logformat.open_segment.__module__)"
@@ -43,7 +43,7 @@ def test_public_names_of_the_package():
         _ = logformat.open_segmnt
 
 
-def test_ways_to_say_where(log, monkeypatch):
+def test_segment_accepts_paths_and_names(log, monkeypatch):
     rows = open_segment(log).to_arrow().to_pylist()
     assert len(rows) == 7
     assert {(row["topic"], row["partition"]) for row in rows} == {("some-topic", 5)}
@@ -59,7 +59,7 @@ def test_ways_to_say_where(log, monkeypatch):
         assert segment.to_arrow().to_pylist() == rows
 
 
-def test_a_file_of_any_name(log, tmp_path):
+def test_file_with_any_name_is_read(log, tmp_path):
     other = tmp_path / "copy.bin"
     other.write_bytes(log.read_bytes())
     segment = open_segment(other)
@@ -89,7 +89,7 @@ def test_pandas_gets_nullable_integers_and_times_in_utc(log):
     assert str(frame["timestamp"].dtype) == "datetime64[us, UTC]"
 
 
-def test_an_empty_file_has_no_records_and_the_same_schema(tmp_path):
+def test_empty_file_has_no_records_and_the_same_schema(tmp_path):
     path = tmp_path / "00000000000000000000.log"
     path.touch()
     segment = open_segment(path)
@@ -109,7 +109,7 @@ def test_wrong_arguments_are_refused_with_the_nearest_name(log):
             list(segment.records(**wrong))
 
 
-def test_iterators_do_not_disturb_each_other(log):
+def test_concurrent_iterators_do_not_interfere(log):
     segment = open_segment(log, chunk_bytes=64)
     rows = [row for one in segment.records(["offset"]) for row in one.to_pylist()]
     left, right = segment.records(["offset"], max_rows=1), segment.records(["offset"], max_rows=1)
@@ -126,7 +126,7 @@ def test_returned_arrow_batches_own_their_bytes(log):
 
 
 @pytest.mark.parametrize("zeros", [False, True])
-def test_torn_tail(log, zeros):
+def test_torn_tail_ends_the_segment(log, zeros):
     whole = open_segment(log).to_arrow(["offset"]).num_rows
     data = log.read_bytes()
     log.write_bytes(data + (bytes(500) if zeros else data[:70]))
@@ -138,7 +138,7 @@ def test_torn_tail(log, zeros):
     assert (caught.value.kind, caught.value.position) == ("torn_tail", len(data))
 
 
-def test_damage(log):
+def test_damaged_batch_is_an_error_with_its_position(log):
     data = bytearray(log.read_bytes())
     second = int(open_segment(log).headers()["position"][1])
     data[second + 70] ^= 1
@@ -152,14 +152,14 @@ def test_damage(log):
     assert caught.value.kind != "crc"
 
 
-def test_name_against_content(log):
+def test_name_that_contradicts_the_content_is_an_error(log):
     log = log.rename(log.with_name("00000000000000000001.log"))
     with pytest.raises(LogFormatError) as caught:
         open_segment(log).headers()
     assert (caught.value.kind, caught.value.expected) == ("name", "offsets from 1 on, as its name says")
 
 
-def test_bomb(tmp_path):
+def test_batch_above_the_size_limit_is_an_error(tmp_path):
     log = write_segment(tmp_path / "t-0", f"{{codec=zstd}} a={'x' * 5000}")
     assert open_segment(log, max_batch_bytes=6000).to_arrow().num_rows == 1
     with pytest.raises(LogFormatError) as caught:
@@ -167,14 +167,14 @@ def test_bomb(tmp_path):
     assert caught.value.kind == "bomb"
 
 
-def test_unreadable(tmp_path):
+def test_unreadable_file_is_an_error(tmp_path):
     for path in (tmp_path / "none.log", tmp_path):
         with pytest.raises(LogFormatError) as caught:
             open_segment(path).headers()
         assert caught.value.kind == "unreadable"
 
 
-def test_malformed_header_names(tmp_path):
+def test_malformed_header_names_are_decoded_as_by_java(tmp_path):
     """As Kafka reads them: new String(bytes, UTF_8)."""
     names = [b"ok", b"\xff", b"a\xc3", "é".encode(), b"\xff"]
     records = tuple(Record(i, 0, None, None, ((name, b"v"),)) for i, name in enumerate(names))
@@ -185,7 +185,7 @@ def test_malformed_header_names(tmp_path):
     assert [row["headers"][0]["key"] for row in table.to_pylist()] == ["ok", "�", "a�", "é", "�"]
 
 
-def test_legacy_batches(tmp_path):
+def test_legacy_batches_are_read(tmp_path):
     def legacy(base, records, **fields):
         return Batch(base, records[-1].offset, tuple(records), **fields).encoded().data
 
@@ -220,7 +220,7 @@ def many(folder, n, per_batch, value=b"v" * 100):
     return writer.path
 
 
-def test_python_does_not_see_small_batches(tmp_path, monkeypatch):
+def test_small_batches_are_merged_in_kernels(tmp_path, monkeypatch):
     """A log of one-record batches takes hardly more calls of Python and of kernels than one of full batches."""
     small, full = many(tmp_path / "a", 5000, 1), many(tmp_path / "b", 5000, 500)
 
@@ -245,7 +245,7 @@ def test_python_does_not_see_small_batches(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_one_record_batches_are_not_50_times_slower(tmp_path):
+def test_one_record_batches_are_at_most_50_times_slower(tmp_path):
     """Generous: measured 3 to 4 times, since each has a header of 61 bytes to read and to check."""
     times = []
     for name, per_batch in (("small", 1), ("full", 500)):
@@ -273,7 +273,7 @@ print(n, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_a_large_segment_in_bounded_memory(tmp_path, codec):
+def test_large_segment_is_read_in_bounded_memory(tmp_path, codec):
     """More than 200 MB of records; memory above that of reading a small segment, in a separate process."""
     records = arrow_records([Row(b"key-%09d" % i, bytes(200) + b"%09d" % i, i, i) for i in range(20_000)])
     small = write_segment(tmp_path / "small", "a=1 | {codec=zstd} a=2")

@@ -134,7 +134,7 @@ def test_golden_segments_are_read_as_kafka_dump_log_prints_them(cases, name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["txn-zstd", "snappy-zipf", "gzip-headers", "lz4-append"])
-def test_a_brokers_records_written_by_us_are_equal(cases, name, tmp_path):
+def test_rewritten_records_of_a_broker_are_equal(cases, name, tmp_path):
     """The records of a real batch, encoded by us under its header, are the broker's record for record."""
     [partition] = cases[name].partitions
     path = min(cases[name].input(partition).glob("*.log"))

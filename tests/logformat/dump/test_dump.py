@@ -45,7 +45,7 @@ def test_golden_files_are_dumped_as_kafka_dump_log_prints_them(name, tmp_path_fa
         assert findings.all_problems == []
 
 
-def test_findings_of_an_index_with_an_entry_per_append(tmp_path_factory):
+def test_index_with_an_entry_per_append_has_no_findings(tmp_path_factory):
     case = golden(tmp_path_factory)["v1-none"]
     index = case.input("v1-none-0") / "00000000000000000000.index"
     _, findings = dumped(index)
@@ -56,7 +56,7 @@ def test_findings_of_an_index_with_an_entry_per_append(tmp_path_factory):
     ]
 
 
-def test_findings_of_a_wrong_time_index(tmp_path):
+def test_findings_of_a_wrong_time_index_are_reported(tmp_path):
     batches = " | ".join(f"{{ts={i}}} a={'x' * 3000}" for i in range(1, 8))
     path = write_partition(tmp_path / "t-0", batches).folder / "00000000000000000000.timeindex"
     entries = np.frombuffer(path.read_bytes(), ">i8,>i4").copy()
@@ -71,7 +71,7 @@ def test_findings_of_a_wrong_time_index(tmp_path):
     assert any("Previously indexed" in line for line in said)
 
 
-def test_an_index_entry_with_the_value_for_none(tmp_path):
+def test_index_entry_without_a_timestamp_is_accepted(tmp_path):
     """Offset -1, below the base, where no batch begins: a mismatch as any other."""
     write_segment(tmp_path, "a=1 | b=2")
     index, times = tmp_path / "00000000000000000000.index", tmp_path / "00000000000000000000.timeindex"
@@ -84,7 +84,7 @@ def test_an_index_entry_with_the_value_for_none(tmp_path):
     assert findings.indexes[str(times)].not_found == [(-1, -1)]
 
 
-def test_a_batch_that_is_read_once_more_is_reported_once(tmp_path):
+def test_batch_that_is_read_twice_is_reported_once(tmp_path):
     log = write_segment(tmp_path, "a=1 | b=2 | c=3")
     data = bytearray(log.read_bytes())
     second = int(re.findall(r"position: (\d+)", dumped(log)[0])[1])
@@ -95,7 +95,7 @@ def test_a_batch_that_is_read_once_more_is_reported_once(tmp_path):
     assert [line.split(" ")[2] for line in text.splitlines() if line.startswith("| ")] == ["0", "2"]
 
 
-def test_a_folder_and_its_checkpoints(tmp_path):
+def test_folder_and_its_checkpoints_are_dumped(tmp_path):
     folder = write_partition(tmp_path / "t-0", "a=1 b=2 || a=3").folder
     (tmp_path / "replication-offset-checkpoint").write_text("0\n1\nt 0 3\n")
     text, findings = dumped(tmp_path)
@@ -106,7 +106,7 @@ def test_a_folder_and_its_checkpoints(tmp_path):
     assert "".join(findings.text()) == f"Non-consecutive offsets in {second}\n  -1 is followed by 2\n"
 
 
-def test_unknown_files_are_named(tmp_path):
+def test_unknown_files_are_reported(tmp_path):
     path = tmp_path / "x.swap"
     path.write_bytes(b"")
     _, findings = dumped(path)
@@ -122,7 +122,7 @@ def test_sparse_offsets_are_reported(tmp_path):
     ]  # fmt: skip
 
 
-def test_damage_is_passed_over(tmp_path):
+def test_damage_is_reported_and_skipped(tmp_path):
     log = write_segment(tmp_path, "a=1 | {codec=zstd} b=2 | c=3 | d=4")
     data = bytearray(log.read_bytes())
     text, _ = dumped(log)
@@ -136,7 +136,7 @@ def test_damage_is_passed_over(tmp_path):
     assert {p.kind for p in findings.all_problems} == {"compressed", "magic"}
 
 
-def test_reports_of_damage_keep_nothing_else_alive(tmp_path):
+def test_reports_of_damage_hold_no_other_objects(tmp_path):
     """The frames of an error hold the buffers of the read: a few bombs would take gigabytes until the end."""
     log = write_segment(tmp_path, "{codec=gzip} a=1 | {codec=gzip} b=2 | c=3")
     data = bytearray(log.read_bytes())
@@ -149,7 +149,7 @@ def test_reports_of_damage_keep_nothing_else_alive(tmp_path):
     assert all(p.__traceback__ is None and p.__cause__ is None and p.__context__ is None for p in problems)
 
 
-def test_a_torn_tail_is_dumped_up_to_the_tear_and_reported(tmp_path):
+def test_torn_tail_is_reported_after_the_complete_batches(tmp_path):
     log = write_segment(tmp_path, "a=1 | b=2")
     data = log.read_bytes()
     log.write_bytes(data[:-3])
@@ -172,7 +172,7 @@ def test_a_missing_file_is_a_problem(tmp_path):
         (RecordLimits(key=b"none"), []),
     ],
 )
-def test_filters_leave_matching_records_and_their_batches(tmp_path, wanted, offsets):
+def test_filters_select_matching_records_and_their_batches(tmp_path, wanted, offsets):
     log = write_segment(tmp_path, "a=1 b=2 | {codec=gzip} c=3 a=4 | {base=4 last=9}")
     text, _ = dumped(log, options=DumpOptions(LogOptions(deep=True, decode=as_strings, wanted=wanted)))
     assert [int(n) for n in re.findall(r"^\| offset: (\d+)", text, re.MULTILINE)] == offsets
@@ -180,21 +180,21 @@ def test_filters_leave_matching_records_and_their_batches(tmp_path, wanted, offs
     assert bases == sorted({o // 2 * 2 for o in offsets})
 
 
-def test_many_records_in_small_parts(tmp_path, monkeypatch):
+def test_many_records_are_dumped_in_small_parts(tmp_path, monkeypatch):
     log = write_segment(tmp_path, " | ".join(" ".join(f"k{i}=v{j}" for j in range(7)) for i in range(9)))
     whole, _ = dumped(log)
     monkeypatch.setattr("lastkey.logformat.dump.log._PART_BYTES", 20)
     assert dumped(log)[0] == whole
 
 
-def test_dump_without_metadata(tmp_path):
+def test_metadata_can_be_omitted(tmp_path):
     log = write_segment(tmp_path, "a=1 -=2 b=- | {pid=1 txn} c=3 | {pid=1 commit}")
     text, _ = dumped(log, options=DumpOptions(LogOptions(deep=True, decode=as_strings, metadata=False)))
     lines = [line for line in text.splitlines() if not line.startswith(("base", "Dump", "Log"))]
     assert lines == ["| key: a payload: 1", "| payload: 2", "| key: b", "| key: c payload: 3", ""]
 
 
-def test_malformed_text_is_as_javas():
+def test_malformed_text_is_decoded_as_by_java():
     interesting = [0x41, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF1, 0xF4,
                    0xF5, 0xF8, 0xFF]  # fmt: skip
     values = [bytes(word) for n in range(4) for word in itertools.product(interesting, repeat=n)]
@@ -240,7 +240,7 @@ def test_json_has_the_values_of_headers(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "shown"), [(7, "UNKNOWN(7)"), (0x7FFF, "UNKNOWN(32767)"), (3, "SNAPSHOT_HEADER(3)")])
-def test_control_records_of_another_kind(tmp_path, kind, shown):
+def test_other_control_records_are_dumped(tmp_path, kind, shown):
     log = write_segment(tmp_path, "a=1 | {pid=1 commit} | b=2")
     data = log.read_bytes()
     log.write_bytes(data.replace(b"\0\0\0\x01\x0c", b"\0\0" + kind.to_bytes(2, "big") + b"\x0c"))
@@ -255,7 +255,7 @@ def test_control_records_of_another_kind(tmp_path, kind, shown):
     ]
 
 
-def test_a_text_that_is_too_large_for_arrow(tmp_path, monkeypatch):
+def test_text_above_the_limit_of_arrow_is_split(tmp_path, monkeypatch):
     log = write_segment(tmp_path, f"a=1 | b={'x' * 1000} | c=3")
     monkeypatch.setattr("lastkey.logformat.primitives.java_text._MAX_TEXT", 500)
     monkeypatch.setattr("lastkey.logformat.dump.log._PART_ROWS", 1)
@@ -284,7 +284,7 @@ def test_json_holds_no_control_character():
 BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
-def test_json_of_every_text():
+def test_json_escapes_every_text():
     texts = ["", "a", '"\\/', "".join(map(chr, range(130))), "\u20ac\U0001f600\ufffd", None]
     lists = [[], ["a", '"'], None, ["\n"], [""], []]
     lines = json_lines(
@@ -309,7 +309,7 @@ ZEROS = [  # log, suffix, entries of zeros -> what is printed behind the first l
 
 
 @pytest.mark.parametrize(("batches", "suffix", "n", "printed", "said", "problems"), ZEROS)
-def test_an_index_of_zeros(tmp_path, batches, suffix, n, printed, said, problems):
+def test_zero_filled_index_is_dumped(tmp_path, batches, suffix, n, printed, said, problems):
     """Output of kafka-dump-log 4.3.0 (compared in tests/kafka); for damage the tool ends with a stack trace, Lastkey
     with a problem.
     """
@@ -325,7 +325,7 @@ def test_an_index_of_zeros(tmp_path, batches, suffix, n, printed, said, problems
         assert told == [("index", 0, "a batch at byte 0 of the log")] * problems
 
 
-def test_entries_behind_the_end_of_a_log_are_one_problem(tmp_path):
+def test_entries_above_the_end_of_a_log_are_one_problem(tmp_path):
     folder = write_partition(tmp_path / "t-0", " | ".join(f"k={'v' * 5000}" for _ in range(9))).folder
     [log], [index] = folder.glob("*.log"), folder.glob("*.index")
     whole, _ = dumped(index)

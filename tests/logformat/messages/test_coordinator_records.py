@@ -90,7 +90,7 @@ def test_records_of_a_broker_are_decoded(name, key, value, key_text, payload):
     assert decoded(name, key, value) == (key_text, payload)
 
 
-def test_rows_keep_their_places():
+def test_decoded_rows_keep_their_order():
     rows = [row for row in REAL if row[0] == "offsets"]
     order = [0, 1, 2, 1, 0, 2, 2]
     keys, values = ([rows[i][at] for i in order] for at in (1, 2))
@@ -163,13 +163,13 @@ def test_readable_member_metadata_is_shown():
         ("cluster-metadata", None, "0114000000", None, "Error at 7, skipping. Found 1 byte(s) of garbage after 20"),
     ],
 )  # fmt: skip
-def test_invalid_records_are_reported_in_kafkas_words(name, key, value, key_text, payload):
+def test_errors_of_invalid_records_equal_those_of_kafka(name, key, value, key_text, payload):
     assert decoded(name, key, value) == (key_text, payload)
 
 
 @pytest.mark.long
 @given(st.lists(st.tuples(st.none() | st.binary(max_size=40), st.none() | st.binary(max_size=40)), max_size=5))
-def test_any_bytes_give_text(pairs):
+def test_any_bytes_are_decoded_to_text(pairs):
     keys, values = binary(*(key for key, _ in pairs)), binary(*(value for _, value in pairs))
     for name in decoder_names():
         for column in decode_records(name, keys, values, range(len(pairs))):
@@ -181,7 +181,7 @@ def test_a_misspelt_decoder_gets_the_nearest_one():
         decode_records("offset", binary(), binary(), [])
 
 
-def test_the_dump_shows_decoded_coordinator_records(tmp_path):
+def test_dump_shows_decoded_coordinator_records(tmp_path):
     log = next((ROOT / "examples/archive/__transaction_state-0").glob("*.log"))
     out = []
     dump([str(log)], DumpOptions(LogOptions(True, partial(decode_records, "transaction-log"))), out.append)
@@ -194,7 +194,7 @@ def test_the_dump_shows_decoded_coordinator_records(tmp_path):
 # -- the reader
 
 
-def test_the_table_is_whole():
+def test_message_table_is_complete():
     table = messages()
     assert len(table) == 88
     assert known_versions("OffsetCommitValue").high == 4
@@ -203,7 +203,7 @@ def test_the_table_is_whole():
             reader(message.name, version)
 
 
-def test_versions_and_tags():
+def test_versions_and_tagged_fields_are_read():
     value = struct.pack(">qh", 5, 1) + b"m" + struct.pack(">qq", 6, 7)
     text = '{"offset":5,"metadata":"m","commitTimestamp":6'
     assert reader("OffsetCommitValue", 0)(value, 0) == (text + "}", 19)
@@ -216,7 +216,7 @@ def test_versions_and_tags():
         assert reader("OffsetCommitValue", 4)(flexible + tail, 0) == (text + more + "}", 22 + len(tail))
 
 
-def test_text_as_jackson_escapes_it():
+def test_text_is_escaped_as_by_jackson():
     name = 'é"\\\b\f\n\r\t\x01\x1f\x7f\u2028</\\u001f'
     data = name.encode()
     text, _ = reader("GroupMetadataKey", 0)(struct.pack(">h", len(data)) + data, 0)
@@ -233,11 +233,11 @@ def test_text_as_jackson_escapes_it():
         (float("nan"), '"NaN"'), (float("-inf"), '"-Infinity"'),
     ],
 )  # fmt: skip
-def test_doubles_as_java_writes_them(value, text):
+def test_doubles_are_printed_as_by_java(value, text):
     assert java_double(value) == text
 
 
-def test_errors_of_the_reader():
+def test_reader_reports_malformed_bytes():
     read = reader("ConsumerGroupRegularExpressionValue", 0)
     for data, said in (
         (b"\0", "non-nullable field topics was serialized as null"),
@@ -251,7 +251,7 @@ def test_errors_of_the_reader():
             read(data, 0)
 
 
-def test_control_records():
+def test_control_records_are_printed():
     change = bytes.fromhex("0000") + struct.pack(">i", 1) + b"\2" + struct.pack(">i", 1) + b"\0\1\0"
     assert (
         control_record_text(2, change)

@@ -38,7 +38,9 @@ def shown(decoder: str, *records: tuple[bytes | None, bytes | None]) -> list[tup
          ({"sourceClusterAlias": "A", "targetClusterAlias": "B2"}, {"version": 0, "timestamp": 1_700_000_000_000})),
     ],
 )  # fmt: skip
-def test_each_kind(decoder: str, key: bytes, value: bytes, said: tuple[dict[str, object], ...]) -> None:
+def test_each_kind_of_mirror_record_is_decoded(
+    decoder: str, key: bytes, value: bytes, said: tuple[dict[str, object], ...]
+) -> None:
     [found, tombstone] = shown(decoder, (key, value), (key, None))
     assert tuple(map(json.loads, filter(None, found))) == said
     assert tombstone == (found[0], "<DELETE>")
@@ -52,7 +54,7 @@ def test_each_kind(decoder: str, key: bytes, value: bytes, said: tuple[dict[str,
         ("mirror-heartbeats", HEARTBEAT_KEY, HEARTBEAT),
     ],
 )
-def test_every_cut_and_every_more_is_an_error(decoder: str, key: bytes, value: bytes) -> None:
+def test_every_truncation_and_extra_byte_is_an_error(decoder: str, key: bytes, value: bytes) -> None:
     rows = [(key[:n], value) for n in range(len(key))] + [(key, value[:n]) for n in range(len(value))]
     rows += [(key + b"\0", value + b"\0")]
     for i, (of_key, of_value) in enumerate(shown(decoder, *rows)):
@@ -60,7 +62,7 @@ def test_every_cut_and_every_more_is_an_error(decoder: str, key: bytes, value: b
         assert text is not None and text.startswith(f"Error at offset {i}, skipping. "), rows[i]
 
 
-def test_unknown_versions_are_named() -> None:
+def test_unknown_versions_are_reported() -> None:
     newer = b"\0\1" + CHECKPOINT[2:]
     odd = struct.pack(">h2si", 2, b"\xff\xfe", 1)
     negative = struct.pack(">h", -1) + SYNC_KEY[2:]

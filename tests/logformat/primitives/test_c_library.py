@@ -23,20 +23,20 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package / "_library.so"
 
 
-def test_no_system_library_is_looked_for_where_the_wheel_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_of_the_wheel_is_preferred_to_the_system_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: pytest.fail("it runs programs"))
     assert c_library.load("lz4", "_version", "lz4", (SYMBOL,))._name == lz4_kernels._LIBRARY._name
 
 
 @pytest.mark.parametrize("package", ["another_machines", "no_such_package"])
-def test_the_systems_library_does_where_the_wheels_does_not_load(
+def test_system_library_is_used_if_that_of_the_wheel_fails_to_load(
     package: str, broken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ctypes.util, "find_library", {"lz4": lz4_kernels._LIBRARY._name}.get)
     assert c_library.load(package, "_library", "lz4", (SYMBOL,))._name == lz4_kernels._LIBRARY._name
 
 
-def test_no_library_is_named_with_what_to_do(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_is_an_error_with_a_remedy(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
     with pytest.raises(ImportError, match=f"{SYMBOL}: {broken}: .*; install the package another_machines again"):
         c_library.load("another_machines", "_library", "lz4", (SYMBOL,))

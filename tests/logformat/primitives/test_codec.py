@@ -124,7 +124,7 @@ def test_bodies_that_kafka_compressed_are_read(codec):
 
 
 @pytest.mark.parametrize("codec", [CODEC_GZIP, CODEC_LZ4])
-def test_gzip_and_lz4_give_kafkas_bytes(codec):
+def test_gzip_and_lz4_bytes_equal_those_of_kafka(codec):
     body = real(codec)[2]
     assert compress(codec, read(codec, body)) == body
 
@@ -140,7 +140,7 @@ def test_each_codec_begins_with_its_magic_bytes(codec, start):
 
 @settings(deadline=None)  # the first example compiles
 @given(st.sampled_from((CODEC_NONE, *CODECS)), st.binary(max_size=300), st.integers(0, 3000), st.integers(0, 50))
-def test_codec_round_trip(codec, seed, times, at):
+def test_compressed_content_is_decompressed_unchanged(codec, seed, times, at):
     content = seed * times
     assert read(codec, compress(codec, content), at=at, limit=len(content)) == content
 
@@ -156,7 +156,7 @@ def test_sizes_around_a_block_are_read_back(codec, size, make):
         refused("bomb", codec, body, limit=size - 1)
 
 
-def test_other_decoders_read_what_we_write():
+def test_other_decoders_read_our_bodies():
     content = text(200_000)
     assert gzip.decompress(compress(CODEC_GZIP, content)) == content
     assert bytes(cramjam.lz4.decompress(compress(CODEC_LZ4, content))) == content
@@ -164,7 +164,7 @@ def test_other_decoders_read_what_we_write():
 
 
 @pytest.mark.parametrize("codec", (CODEC_NONE, *CODECS))
-def test_sources_of_any_kind_and_a_buffer_kept(codec):
+def test_sources_of_any_type_are_read_into_a_reused_buffer(codec):
     body = compress(codec, np.frombuffer(text(5000), np.uint8))
     scratch = Scratch(1)
     for source in (body, memoryview(body), np.frombuffer(body, np.uint8), np.frombuffer(bytearray(body), np.uint8)):
@@ -192,7 +192,7 @@ def test_threads_do_not_share_contexts(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_every_cut_is_refused(codec):
+def test_every_truncation_is_refused(codec):
     body = real(codec)[2]
     cuts = range(len(body)) if codec != CODEC_SNAPPY else [c for c in range(len(body)) if c != 16]
     for cut in cuts:  # a xerial header alone is an empty stream
@@ -201,7 +201,7 @@ def test_every_cut_is_refused(codec):
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("extra", [b"\0", b"\0\0\0", b"\0\0\0\0", b"left over"])
-def test_bytes_left_over_are_refused(codec, extra):
+def test_trailing_bytes_are_refused(codec, extra):
     refused("compressed", codec, real(codec)[2] + extra)
 
 
@@ -219,7 +219,7 @@ def test_damage_raises_only_log_format_errors(codec, data):
 
 @settings(deadline=None)  # the first example compiles
 @given(st.sampled_from(CODECS), st.binary(max_size=80), st.integers(0, 2))
-def test_noise_never_raises_anything_else(codec, noise, magic):
+def test_random_bytes_raise_only_log_format_errors(codec, noise, magic):
     starts = {
         CODEC_GZIP: GZIP_HEADER,
         CODEC_SNAPPY: XERIAL_MAGIC,
@@ -234,41 +234,41 @@ def test_noise_never_raises_anything_else(codec, noise, magic):
 
 
 @pytest.mark.parametrize("codec", [5, 6, 7])
-def test_unknown_codecs(codec):
+def test_unknown_codecs_are_refused(codec):
     assert f"codec {codec}" in str(refused("codec", codec, b"x"))
     with pytest.raises(ValueError, match="no such codec"):
         compress(codec, b"x")
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_zstd_before_magic_2(magic):
+def test_zstd_before_magic_2_is_refused(magic):
     refused("codec", CODEC_ZSTD, compress(CODEC_ZSTD, b"x"), magic=magic)
 
 
-def test_gzip_of_several_members():
+def test_gzip_with_several_members_is_read():
     body = b"".join(gzip.compress(part, mtime=0) for part in (b"one ", b"", text(70_000)))
     assert read(CODEC_GZIP, body) == b"one " + text(70_000)
 
 
-def test_gzip_over_several_steps():
+def test_gzip_is_read_over_several_steps():
     content = text(3 * MIB + 5)
     assert read(CODEC_GZIP, gzip.compress(content, 1), limit=len(content)) == content
 
 
-def test_gzip_with_name_and_header_checksum():
+def test_gzip_with_name_and_header_checksum_is_read():
     out = io.BytesIO()
     with gzip.GzipFile("name", "wb", fileobj=out) as file:
         file.write(b"content")
     assert read(CODEC_GZIP, out.getvalue()) == b"content"
 
 
-def test_gzip_flags_without_a_meaning_are_ignored_as_by_java():
+def test_reserved_gzip_flags_are_ignored_as_by_java():
     packed = bytearray(gzip.compress(b"body"))
     packed[3] |= 0b1110_0000
     assert read(CODEC_GZIP, bytes(packed)) == b"body"
 
 
-def test_gzip_checksum_is_checked():
+def test_gzip_checksum_is_verified():
     body = bytearray(compress(CODEC_GZIP, b"content"))
     body[-8] ^= 1
     refused("compressed", CODEC_GZIP, bytes(body))
@@ -286,21 +286,21 @@ def snappy(content):
     return bytes(cramjam.snappy.compress_raw(content))
 
 
-def test_snappy_as_one_raw_block():
+def test_raw_snappy_block_is_read():
     for content in (b"", b"short", text(100_000)):
         assert read(CODEC_SNAPPY, snappy(content)) == content
 
 
-def test_snappy_with_a_header_between_blocks():
+def test_snappy_with_a_header_between_blocks_is_read():
     again = XERIAL_MAGIC + struct.pack(">ii", 1, 1)
     assert read(CODEC_SNAPPY, xerial(snappy(b"a" * 99), again, snappy(b"b"), again)) == b"a" * 99 + b"b"
 
 
-def test_snappy_of_a_later_version():
+def test_later_version_of_snappy_is_read():
     assert read(CODEC_SNAPPY, xerial(snappy(b"abc"), version=2)) == b"abc"
 
 
-def test_snappy_refused():
+def test_malformed_snappy_is_refused():
     refused("compressed", CODEC_SNAPPY, xerial(snappy(b"abc"), version=0))
     refused("compressed", CODEC_SNAPPY, xerial(b""))
     refused("compressed", CODEC_SNAPPY, xerial(snappy(b"abc")) + struct.pack(">i", -5))
@@ -325,12 +325,12 @@ def lz4_frame(content, *, flags=0x60, size_code=0x40, checksum=None, descriptor_
 
 @pytest.mark.parametrize("flags", [0x60, 0x64, 0x68, 0x6C, 0x70, 0x7C])
 @pytest.mark.parametrize("size_code", [0x40, 0x50, 0x60, 0x70])
-def test_lz4_with_sizes_and_checksums(flags, size_code):
+def test_lz4_with_sizes_and_checksums_is_read(flags, size_code):
     content = text(30_000)
     assert read(CODEC_LZ4, lz4_frame(content, flags=flags, size_code=size_code), magic=1) == content
 
 
-def test_lz4_frames_of_another_writer():
+def test_lz4_frames_of_another_writer_are_read():
     content = text(300_000)
     assert read(CODEC_LZ4, lz4_frame(content, size_code=0x60)) == content
     refused("compressed", CODEC_LZ4, lz4_frame(content, size_code=0x50))  # the block gives more than it may
@@ -356,21 +356,21 @@ def test_lz4_frames_that_kafka_refuses_are_refused(options, word):
     assert word in refused("compressed", CODEC_LZ4, lz4_frame(text(500), **options)).found
 
 
-def test_lz4_of_magic_0_with_kafkas_wrong_checksum():
+def test_lz4_of_magic_0_with_kafkas_wrong_checksum_is_read():
     body = lz4_frame(text(500), descriptor_checksum=0x1A)
     assert read(CODEC_LZ4, body, magic=0) == text(500)
     refused("compressed", CODEC_LZ4, body, magic=1)
     assert read(CODEC_LZ4, lz4_frame(text(500), flags=0x68, descriptor_checksum=1), magic=0) == text(500)
 
 
-def test_an_lz4_block_whose_first_bytes_could_be_its_size():
+def test_lz4_block_that_begins_like_a_size_is_read():
     """Its match begins before it does. cramjam reads the first four bytes as a size then, and the rest as a block."""
     block = bytes.fromhex("1f620300665062 62626262")
     frame = lz4_frame(b"", size_code=0x60)[:7] + struct.pack("<I", len(block)) + block + bytes(4)
     refused("compressed", CODEC_LZ4, frame)
 
 
-def test_lz4_end_mark_of_a_stored_block():
+def test_lz4_end_mark_of_a_stored_block_is_refused():
     assert read(CODEC_LZ4, lz4_frame(text(500), end=b"\0\0\0\x80")) == text(500)
 
 
@@ -385,7 +385,7 @@ def zstd_stream(content):
 
 
 @pytest.mark.parametrize("size", [0, 10, 5000, 131072, 131073, 900_000])
-def test_zstd_of_other_writers(size):
+def test_zstd_of_other_writers_is_read(size):
     content = text(size)
     for body in (
         zstd(content),
@@ -401,12 +401,12 @@ def test_zstd_of_other_writers(size):
             refused("compressed", CODEC_ZSTD, body[:-cut])
 
 
-def test_zstd_of_several_frames():
+def test_zstd_with_several_frames_is_read():
     assert read(CODEC_ZSTD, zstd(b"one ") + zstd_stream(b"two ") + compress(CODEC_ZSTD, b"three")) == b"one two three"
 
 
 @pytest.mark.parametrize("last", [0, 1])
-def test_zstd_frames_behind_one_byte_repeated(last):
+def test_zstd_frames_after_a_repeated_byte_are_read(last):
     """A block that states its decompressed but not its compressed size can resemble one that fills the body."""
     behind = zstd(b"hello world")
     size = 10 + len(behind) - (9 if last else 12) + (0 if last else 3)
@@ -419,7 +419,7 @@ def test_zstd_frames_behind_one_byte_repeated(last):
     assert read(CODEC_ZSTD, body) == b"A" * size + b"hello world"
 
 
-def test_zstd_checksum_is_checked():
+def test_zstd_checksum_is_verified():
     for size in (100, 300_000):
         body = bytearray(zstd(text(size), write_checksum=True))
         body[-1] ^= 1
@@ -447,7 +447,7 @@ def lz4_of_one_block(content):
     ("codec", "writers"),
     [(CODEC_ZSTD, (zstd, zstd_stream)), (CODEC_LZ4, (lz4_of_one_block, lambda content: compress(CODEC_LZ4, content)))],
 )
-def test_many_bodies_in_one_call(codec, writers):
+def test_many_bodies_are_decompressed_in_one_call(codec, writers):
     contents = [text(n) for n in (1, 0, 300_000, 7, 131_072)]
     bodies = [make(content) for content in contents for make in writers]
     twice = [content for content in contents for _ in range(2)]
@@ -458,7 +458,7 @@ def test_many_bodies_in_one_call(codec, writers):
         assert unpacked(codec, [*bodies[:3], bad, *bodies[3:]]) == (twice[:3], BROKEN)
 
 
-def test_bodies_of_mixed_codecs_are_packed_as_each_alone():
+def test_bodies_of_mixed_codecs_are_compressed_like_single_bodies():
     codecs = np.array([4, 4, 0, 3, 4, 1, 2, 2, 4])
     contents = [text(n) for n in (5000, 0, 70_000, 70_000, 1, 9, 40_000, 3, 200_000)]
     source = np.frombuffer(b"".join(contents), np.uint8)
@@ -469,7 +469,7 @@ def test_bodies_of_mixed_codecs_are_packed_as_each_alone():
     assert packed[0] == zstandard.ZstdCompressor(level=3, write_content_size=False).compress(contents[0])
 
 
-def test_levels_are_those_of_the_libraries():
+def test_compression_levels_equal_those_of_the_libraries():
     """Kafka's lz4.level 9, its default, is the fast compressor (Lz4BlockOutputStream); all others are high ones."""
     content = text(60_000)
     for level in (-131_072, -5, 0, 1, 19, 22):
@@ -516,7 +516,7 @@ def gzip_of_zeros(pieces_of_16_mib):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ZEROS)
-def test_a_bomb_is_refused_in_bounded_memory(name):
+def test_decompression_bomb_is_refused_in_bounded_memory(name):
     body = ZEROS[name]()
     codec = CODEC_NAMES.index(name.split()[0])
     tracemalloc.start()
@@ -526,14 +526,14 @@ def test_a_bomb_is_refused_in_bounded_memory(name):
     assert peak < 3 * 16 * MIB, "the buffer, the one it grew from, and a block"
 
 
-def test_a_small_batch_takes_a_small_buffer():
+def test_small_batch_needs_a_small_buffer():
     for codec in CODECS:
         scratch = Scratch(1)
         assert read(codec, compress(codec, b"x" * 10), limit=1 << 40, scratch=scratch) == b"x" * 10
         assert len(scratch.array) <= 1 << 18
 
 
-def test_the_scratch_keeps_what_it_holds():
+def test_scratch_buffer_keeps_its_content_when_it_grows():
     scratch = Scratch(4)
     scratch.array[:] = (1, 2, 3, 4)
     scratch.reserve(3)
@@ -544,7 +544,7 @@ def test_the_scratch_keeps_what_it_holds():
 
 
 @pytest.mark.parametrize("body", ["members", "stored"])
-def test_gzip_costs_as_much_as_it_is_long(body):
+def test_cost_of_gzip_is_linear_in_its_length(body):
     """Eight times the input takes about eight times as long, not sixty-four: zlib copies what it leaves."""
 
     def seconds(n):

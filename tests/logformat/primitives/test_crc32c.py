@@ -28,14 +28,14 @@ RFC_3720 = [  # appendix B.4
 
 
 @pytest.mark.parametrize(("data", "expected"), RFC_3720)
-def test_published_values(data, expected):
+def test_crc32c_has_the_published_values(data, expected):
     assert crc32c_extend(0, np.frombuffer(data, np.uint8)) == expected
     assert crc32c_range(np.frombuffer(b"abc" + data + b"xyz", np.uint8), 3, 3 + len(data)) == expected
 
 
 @settings(deadline=None)  # the first example compiles
 @given(st.binary(min_size=1, max_size=400), st.data())
-def test_ranges_of_readonly_and_writable_arrays(data, draw):
+def test_crc32c_accepts_read_only_and_writable_arrays(data, draw):
     start = draw.draw(st.integers(0, len(data)))
     end = draw.draw(st.integers(start, len(data)))
     expected = google_crc32c.value(data[start:end])
@@ -46,21 +46,21 @@ def test_ranges_of_readonly_and_writable_arrays(data, draw):
 @pytest.mark.parametrize(
     "features", [{}, {"avx": True, "pclmul": True}, {"avx": True, "pclmul": True, "vpclmulqdq": True}]
 )
-def test_each_function_that_a_processor_may_get_gives_the_published_values(features):
+def test_crc32c_functions_of_each_processor_give_the_published_values(features):
     function = module._function(module._LIBRARY, features)
     function.restype = ctypes.c_uint32
     for data, expected in RFC_3720:
         assert function(data, len(data), ctypes.c_uint32(0xFFFFFFFF)) ^ 0xFFFFFFFF == expected
 
 
-def test_crc32c_of_each_size_extends_the_one_before():
+def test_crc32c_of_each_size_extends_that_of_the_previous_size():
     for size in (*range(600), 4095, 100_003):
         data = np.random.default_rng(size).bytes(size)
         found = crc32c_extend(0x8A9136AA, np.frombuffer(data, np.uint8))
         assert found == google_crc32c.extend(0x8A9136AA, data), size
 
 
-def test_more_bytes_than_the_library_takes_in_one_call():
+def test_crc32c_of_more_bytes_than_one_library_call_accepts():
     part, expected = bytes(1 << 27), 7
     for _ in range(16):
         expected = google_crc32c.extend(expected, part)
@@ -85,7 +85,7 @@ print(sum(kernels.both.stats.cache_hits.values()), sum(kernels.both.stats.cache_
 
 
 @pytest.mark.slow
-def test_kernels_come_from_the_disk_cache_in_a_new_process(tmp_path):
+def test_new_process_loads_kernels_from_the_disk_cache(tmp_path):
     (tmp_path / "kernels.py").write_text(KERNELS)
     root = Path(module.__file__).parents[2]
     environment = os.environ | {

@@ -29,14 +29,14 @@ def room_for(body: bytes, limit: int = LIMIT) -> int:
 
 
 @pytest.mark.parametrize("checksums", [False, True])
-def test_room_is_asked_for_every_block(checksums: bool) -> None:
+def test_space_is_checked_for_every_block(checksums: bool) -> None:
     noise = np.random.default_rng(1).bytes(3 * BLOCK + 5)
     body = lz4.frame.compress(noise, block_size=4, block_linked=False, block_checksum=checksums, store_size=False)
     assert room_for(body) == len(noise), "each is stored"
     assert room_for(body, BLOCK) == 2 * BLOCK, "not more than the limit and a block"
 
 
-def test_a_block_that_gives_more_than_its_frame_allows_is_refused_where_there_is_room() -> None:
+def test_block_larger_than_its_frame_allows_is_refused_despite_free_space() -> None:
     content = lz4.frame.compress(bytes(BLOCK + 1), block_size=7, block_linked=False, store_size=False)
     body = HEADER + content[7:]  # whose blocks are 64 KiB at the most
     assert decompress_into(CODEC_LZ4, content, Scratch(), 0, LIMIT, BatchPlace("log", 0)) == BLOCK + 1
@@ -44,7 +44,7 @@ def test_a_block_that_gives_more_than_its_frame_allows_is_refused_where_there_is
         decompress_into(CODEC_LZ4, body, Scratch(), 0, LIMIT, BatchPlace("log", 0))
 
 
-def test_a_block_that_would_stay_as_large_is_stored() -> None:
+def test_incompressible_block_is_stored() -> None:
     """As Kafka does. Its compressed form is as long as itself."""
     block = bytes.fromhex("94e99d2d0e94e99d2d39592d6670e326436f8d414b")
     assert compress(CODEC_LZ4, block) == HEADER + struct.pack("<I", len(block) | 1 << 31) + block + bytes(4)

@@ -57,7 +57,7 @@ def framed(content: bytes) -> bytes:
 
 @settings(deadline=None)  # the first example compiles
 @given(contents)
-def test_small_body_round_trip(content: bytes) -> None:
+def test_small_compressed_body_is_decompressed_unchanged(content: bytes) -> None:
     assert in_kernel([framed(content)]) == ([content], small.DONE)
 
 
@@ -73,7 +73,7 @@ def test_bodies_of_other_clients_are_read(content: bytes) -> None:
 @pytest.mark.slow
 @settings(deadline=None, max_examples=1000)
 @given(contents, st.data())
-def test_damage_is_left_to_the_library(content: bytes, data: st.DataObject) -> None:
+def test_damaged_body_is_passed_to_the_library(content: bytes, data: st.DataObject) -> None:
     body = bytearray(framed(content))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(body) - 1))
@@ -85,11 +85,11 @@ def test_damage_is_left_to_the_library(content: bytes, data: st.DataObject) -> N
 
 @settings(deadline=None, max_examples=1000)
 @given(st.binary(max_size=60), st.booleans())
-def test_noise_is_left_to_the_library(noise: bytes, in_frame: bool) -> None:
+def test_random_bytes_are_passed_to_the_library(noise: bytes, in_frame: bool) -> None:
     agree(framed(b"") + struct.pack(">i", len(noise)) + noise if in_frame else noise)
 
 
-def test_every_cut_and_what_is_left_over() -> None:
+def test_truncated_and_extended_bodies_are_refused() -> None:
     body = framed(b"abcdefgh" * 30 + bytes(range(200)))
     for cut in range(len(body)):
         agree(body[:cut])
@@ -98,12 +98,12 @@ def test_every_cut_and_what_is_left_over() -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("literals", range(1, 6))
-def test_snappy_literals_with_a_longer_length_than_they_need(n: int, literals: int) -> None:
+def test_snappy_literals_with_a_long_length_field_are_read(n: int, literals: int) -> None:
     tag = bytes([(59 + n) << 2]) + (literals - 1).to_bytes(n, "little")
     agree(bytes([literals]) + tag + b"z" * literals)
 
 
-def test_many_in_one_call() -> None:
+def test_many_small_bodies_are_decompressed_in_one_call() -> None:
     texts = [b"ab" * 500, b"", bytes(range(256)) * 4, b"x" * small.MOST]
     bodies = [framed(text) for text in texts]
     assert in_kernel(bodies) == (texts, small.DONE)

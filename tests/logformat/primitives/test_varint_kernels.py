@@ -45,7 +45,7 @@ def test_known_varlongs_are_written_and_read(value, coded):
 
 
 @pytest.mark.parametrize("value", EDGES)
-def test_edges_of_each_size(value):
+def test_limits_of_each_size_are_written_and_read(value):
     data = twin.write(value)
     assert written(value) == data
     assert size_of_varlong(value) == len(data)
@@ -54,7 +54,7 @@ def test_edges_of_each_size(value):
 
 @settings(deadline=None)  # the first example compiles
 @given(INT64)
-def test_write_then_read_int64(value):
+def test_int64_values_are_read_as_written(value):
     data = written(value)
     assert data == twin.write(value)
     assert size_of_varlong(value) == len(data)
@@ -63,7 +63,7 @@ def test_write_then_read_int64(value):
 
 @settings(deadline=None)  # the first example compiles
 @given(INT32)
-def test_write_then_read_int32(value):
+def test_int32_values_are_read_as_written(value):
     data = written(value)
     assert read_varint(array(data), 0, len(data)) == (value, len(data))
 
@@ -71,7 +71,7 @@ def test_write_then_read_int32(value):
 @settings(deadline=None)  # the first example compiles
 @given(st.binary(max_size=14) | st.binary(max_size=14).map(lambda data: bytes(b | 0x80 for b in data) + data),
        st.integers(0, 3), st.integers(0, 3))  # fmt: skip
-def test_any_bytes_read_as_the_twin_reads_them(data, pos, cut):
+def test_any_bytes_are_read_as_by_the_twin(data, pos, cut):
     end = max(len(data) - cut, 0)
     assert read_varint(array(data), pos, end) == twin.read(data, pos, end, bits=32)
     assert read_varlong(array(data), pos, end) == twin.read(data, pos, end, bits=64)
@@ -87,7 +87,7 @@ def test_any_bytes_read_as_the_twin_reads_them(data, pos, cut):
         ("", (0, -1)),
     ],
 )
-def test_varint_limits(coded, expected):
+def test_varints_out_of_range_are_refused(coded, expected):
     data = bytes.fromhex(coded)
     assert read_varint(array(data), 0, len(data)) == expected
 
@@ -101,6 +101,6 @@ def test_varint_limits(coded, expected):
         ("ff" * 9, (0, -1)),
     ],
 )
-def test_varlong_limits(coded, expected):
+def test_varlongs_out_of_range_are_refused(coded, expected):
     data = bytes.fromhex(coded)
     assert read_varlong(array(data), 0, len(data)) == expected

@@ -108,7 +108,7 @@ def questions(twin: Log, rng: random.Random, n: int) -> tuple[list[int], list[in
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_lookups_in_golden_logs_answer_as_the_twin(name, tmp_path_factory):
+def test_lookups_in_golden_logs_equal_the_twin(name, tmp_path_factory):
     case, rng = golden(tmp_path_factory)[name], random.Random(name)
     for partition in case.partitions:
         for folder in (case.input(partition), *(case.expected(number, partition) for number in (1, 3))):
@@ -119,7 +119,7 @@ def test_lookups_in_golden_logs_answer_as_the_twin(name, tmp_path_factory):
                 assert log.notes == ()
 
 
-def test_queries_of_the_notebook(tmp_path: Path):
+def test_notebook_queries_are_answered(tmp_path: Path):
     folder = tmp_path / "orders-3"
     folder.mkdir()
     write_partition(folder, "a=1 b=2 | c=3 || {leader=2} d=4 e=5")
@@ -206,7 +206,7 @@ LEGACY = [name for name in case_names() if name.startswith(("v0", "v1"))]
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*LEGACY[::3], "few-keys", "ts-disorder", "lz4-append", "txn-zstd"])
-def test_damaged_indexes_of_golden_logs(name, tmp_path, tmp_path_factory):
+def test_damaged_indexes_of_golden_logs_do_not_change_answers(name, tmp_path, tmp_path_factory):
     case, rng = golden(tmp_path_factory)[name], random.Random(name)
     partition = case.partitions[0]
     intact = open_partition(case.input(partition))
@@ -257,7 +257,7 @@ def draw_log(folder: Path, rng: random.Random) -> int:
 @pytest.mark.long
 @settings(max_examples=40)
 @given(st.integers(0, 2**32))
-def test_damaged_indexes_of_drawn_logs(tmp_path_factory, seed):
+def test_damaged_indexes_of_random_logs_do_not_change_answers(tmp_path_factory, seed):
     """Small batches with an index entry each, timestamps in any order; indexes older or newer than the log."""
     rng = random.Random(seed)
     folder = tmp_path_factory.mktemp("drawn") / "t-0"
@@ -273,7 +273,7 @@ def test_damaged_indexes_of_drawn_logs(tmp_path_factory, seed):
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1, 3])
-def test_every_log_start_and_end(tmp_path, seed):
+def test_answers_are_limited_by_log_start_and_end(tmp_path, seed):
     rng = random.Random(seed)
     folder = tmp_path / "t-0"
     folder.mkdir()
@@ -303,7 +303,7 @@ def far(root: str) -> tuple[pafs.FileSystem, str]:
 
 @pytest.mark.parametrize("name", ["v0-gzip", "v1-none", "few-keys", "large-values", "ts-disorder", "txn-zstd"])
 @pytest.mark.parametrize("window", [100, 1 << 17])
-def test_files_that_cannot_be_mapped(name, window, tmp_path, tmp_path_factory, monkeypatch):
+def test_files_that_cannot_be_mapped_are_read(name, window, tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.setattr(log_windows, "WINDOW_BYTES", window)
     monkeypatch.setattr(log_windows, "MOST_WINDOW_BYTES", 2 * window)
     case, rng = golden(tmp_path_factory)[name], random.Random(name)
@@ -320,7 +320,7 @@ def test_files_that_cannot_be_mapped(name, window, tmp_path, tmp_path_factory, m
         check(log, twin, *questions(twin, rng, 25))
 
 
-def test_a_file_system_without_maps(tmp_path, monkeypatch):
+def test_files_of_a_file_system_without_memory_maps_are_read(tmp_path, monkeypatch):
     (tmp_path / "t-0").mkdir()
     end = draw_log(tmp_path / "t-0", random.Random(3))
     monkeypatch.setattr(log_windows.mmap, "mmap", lambda *_, **__: (_ for _ in ()).throw(OSError(12, "no memory")))
@@ -329,7 +329,7 @@ def test_a_file_system_without_maps(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_indexes_made_in_memory(tmp_path, seed, monkeypatch):
+def test_missing_indexes_are_built_in_memory(tmp_path, seed, monkeypatch):
     """From the first batch that is walked over."""
     monkeypatch.setattr(segment_search, "BUDGET", 0)
     monkeypatch.setattr(segment_search, "SMALL_BUDGET", 0)
@@ -342,7 +342,7 @@ def test_indexes_made_in_memory(tmp_path, seed, monkeypatch):
     assert len(log._open) == 1
 
 
-def test_offsets_that_no_index_entry_can_hold(tmp_path, monkeypatch):
+def test_offsets_out_of_the_range_of_an_index_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(segment_search, "SMALL_BUDGET", 1)
     monkeypatch.setattr(segment_search, "INDEX_INTERVAL_BYTES", 0)
     at = [5, 2**31, 2**31 + 9, 2**40, 2**40 + 1]
@@ -356,7 +356,7 @@ def test_offsets_that_no_index_entry_can_hold(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
-def test_a_note_names_the_index_and_the_log_that_do_not_fit(tmp_path, kind):
+def test_note_names_an_index_that_contradicts_its_log(tmp_path, kind):
     """Either file may be wrong; the log may be in an archive and its index in a store."""
     folder = write_partition(tmp_path / "t-0", "a=1 | b=2 | c=3 | d=4", index_interval_bytes=0).folder
     path = next(folder.glob(f"*.{kind}"))
@@ -371,7 +371,7 @@ def test_a_note_names_the_index_and_the_log_that_do_not_fit(tmp_path, kind):
     assert log.notes == (told,)
 
 
-def test_the_end_of_a_log(tmp_path):
+def test_end_of_a_shortened_log_is_an_error(tmp_path):
     folder = tmp_path / "t-0"
     folder.mkdir()
     write_partition(folder, "a=1 | b=2 || c=3 | d=4", index_interval_bytes=0)
@@ -402,7 +402,7 @@ def test_the_end_of_a_log(tmp_path):
         PartitionLog(intact.segments).lookup_offset(2)
 
 
-def test_no_batch_where_one_must_be(tmp_path):
+def test_missing_batch_at_an_index_position_is_an_error(tmp_path):
     folder = tmp_path / "t-0"
     folder.mkdir()
     write_partition(folder, "a=1 | b=2 | c=3 | d=4 | e=5", index_interval_bytes=0)
@@ -443,7 +443,7 @@ def test_no_batch_where_one_must_be(tmp_path):
         assert (raised.value.kind, raised.value.path, raised.value.position) == ("crc", str(path), starts[2])
 
 
-def test_few_headers_are_looked_at(tmp_path):
+def test_lookup_reads_few_headers(tmp_path):
     """A search reads the header of an index's entry and the one behind it: the others may be anything."""
     folder = tmp_path / "t-0"
     folder.mkdir()
@@ -478,7 +478,7 @@ RISING_NEVER = "{ts=1} a=1 | {ts=500} b=2 | {ts=100} c=3 | {ts=150} d=4 | {ts=60
         [(1, 0), (500, 1), (600, 4)],  # right
     ],
 )
-def test_a_time_index_that_does_not_rise(tmp_path, entries):
+def test_time_index_with_decreasing_entries_is_ignored(tmp_path, entries):
     """Each entry points at a batch with its timestamp."""
     folder = write_partition(tmp_path / "t-0", RISING_NEVER, index_interval_bytes=0).folder
     raw = b"".join(struct.pack(">qi", *entry) for entry in entries)
@@ -492,7 +492,7 @@ def test_a_time_index_that_does_not_rise(tmp_path, entries):
     assert (log.notes == ()) == (entries == [(1, 0), (500, 1), (600, 4)])
 
 
-def test_headers_that_promise_what_no_record_has(tmp_path):
+def test_lookup_continues_after_headers_without_a_matching_record(tmp_path):
     """The next batch that may have it is looked at; and so on to the end of the segment."""
     batches = [
         replace(data_batch(i, [(10 + i, b"k", b"v"), (5, b"k", b"v")]), max_timestamp=100 + i % 3).encoded()
@@ -508,7 +508,7 @@ def test_headers_that_promise_what_no_record_has(tmp_path):
     assert log.offsets_for_times([30, 99, 100])["offset"].tolist() == [20, 40, -1]
 
 
-def test_a_partition_without_segments(tmp_path):
+def test_partition_without_segments_answers_lookups(tmp_path):
     log = PartitionLog([], log_start_offset=7)
     assert (log.earliest, log.latest) == (7, 7)
     assert log.lookup_offsets([6, 7, 8])["status"].tolist() == [OUT_OF_RANGE, END, OUT_OF_RANGE]
@@ -518,7 +518,7 @@ def test_a_partition_without_segments(tmp_path):
         open_partition(tmp_path / "nothing")
 
 
-def test_side_files_and_names_in_the_folder(tmp_path):
+def test_side_files_and_other_names_of_a_folder_are_recognized(tmp_path):
     folder = tmp_path / "t-0"
     folder.mkdir()
     write_partition(folder, "a=1 | b=2 || c=3", index_interval_bytes=0)
@@ -559,7 +559,7 @@ def test_memory_maps_are_released(tmp_path):
     assert maps() == 0
 
 
-def test_files_are_only_read(tmp_path):
+def test_lookups_do_not_change_files(tmp_path):
     folder = tmp_path / "t-0"
     folder.mkdir()
     write_partition(folder, "a=1 | b=2 || c=3", index_interval_bytes=0)

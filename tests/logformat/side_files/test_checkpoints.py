@@ -29,12 +29,12 @@ def rising(epochs):
 
 
 @given(OFFSETS)
-def test_offset_checkpoint_round_trip(offsets):
+def test_offset_checkpoint_is_read_as_written(offsets):
     assert checkpoints.read_offset_checkpoint(checkpoints.write_offset_checkpoint(offsets), "p") == offsets
 
 
 @given(EPOCHS)
-def test_leader_epochs_round_trip(epochs):
+def test_leader_epochs_are_read_as_written(epochs):
     assert checkpoints.read_leader_epochs(checkpoints.write_leader_epochs(epochs), "p") == epochs
 
 
@@ -50,7 +50,7 @@ def test_a_checkpoint_without_entries_is_empty(data):
     assert checkpoints.read_leader_epochs(data, "p") == []
 
 
-def test_any_space_separates():
+def test_any_white_space_separates_fields():
     assert checkpoints.read_offset_checkpoint(b"0\r\n1\r\na \t 1  5\r\n", "p") == {("a", 1): 5}
     assert checkpoints.read_offset_checkpoint(b"0\n1\na 1 5", "p") == {("a", 1): 5}
 
@@ -65,13 +65,13 @@ def test_any_space_separates():
         (b"0\n1\na 1 -9223372036854775809\n", 4), (b"0\n1\na 2147483648 2\n", 4),
     ],
 )  # fmt: skip
-def test_invalid_offset_checkpoint(data, position):
+def test_invalid_offset_checkpoint_is_refused(data, position):
     with pytest.raises(LogFormatError) as caught:
         checkpoints.read_offset_checkpoint(data, "some-checkpoint")
     assert (caught.value.kind, caught.value.path, caught.value.position) == ("side_file", "some-checkpoint", position)
 
 
-def test_leader_epochs_that_do_not_rise_are_taken_as_a_broker_does():
+def test_unsorted_leader_epochs_are_read_as_by_a_broker():
     assert checkpoints.read_leader_epochs(b"0\n2\n1 5\n1 6\n", "p") == [(1, 5)]
     assert checkpoints.read_leader_epochs(b"0\n2\n1 5\n2 5\n", "p") == [(2, 5)]
 
@@ -80,7 +80,7 @@ def test_leader_epochs_that_do_not_rise_are_taken_as_a_broker_does():
     "data",
     [b"0\n1\n1 5 6\n", b"0\n1\n-1 6\n", b"0\n1\n1 -6\n", b"0\n1\n2147483648 6\n", b"0\n1\n1 9223372036854775808\n"],
 )
-def test_leader_epochs_that_are_none(data):
+def test_negative_leader_epochs_are_refused(data):
     with pytest.raises(LogFormatError) as caught:
         checkpoints.read_leader_epochs(data, "p")
     assert (caught.value.kind, caught.value.position) == ("side_file", 4)
@@ -100,7 +100,7 @@ def test_an_epoch_is_assigned_once_at_its_first_offset():
 
 
 @given(EPOCHS, st.integers(0, 60), st.integers(0, 300))
-def test_assign_keeps_the_order(epochs, epoch, start):
+def test_assigning_an_epoch_keeps_the_order(epochs, epoch, start):
     result = checkpoints.assign(epochs, epoch, start)
     assert rising(result)
     assert result[-1][0] == epoch
@@ -121,7 +121,7 @@ def test_epochs_below_the_log_start_are_cut_off():
 
 
 @given(EPOCHS, st.lists(st.tuples(st.integers(-1, 60), st.integers(1, 9)), max_size=20))
-def test_batches_as_one_after_the_other(epochs, batches):
+def test_assigning_batches_equals_assigning_each_batch(epochs, batches):
     leader_epochs = np.array([epoch for epoch, _ in batches], np.int32)
     base_offsets = np.cumsum([0, *(n for _, n in batches)])[:-1] + 200
     expected = list(epochs)
@@ -132,21 +132,21 @@ def test_batches_as_one_after_the_other(epochs, batches):
 
 
 @pytest.mark.parametrize("text", ["", "x", "a6e4EJ2tEdGAtADAT9QwyA=", "a6e4EJ2tEdGAtADAT9Qwy\u0663", "%" * 22])
-def test_invalid_id(text):
+def test_invalid_topic_id_is_refused(text):
     """An id that is not ASCII, too: a partition's folder is listed with a note, and stops no job."""
     with pytest.raises(LogFormatError, match="side_file: expected an id of 22 characters"):
         checkpoints.read_partition_metadata(f"version: 0\ntopic_id: {text}".encode(), "p")
 
 
 @given(st.uuids())
-def test_partition_metadata_round_trip(topic_id):
+def test_partition_metadata_is_read_as_written(topic_id):
     data = checkpoints.write_partition_metadata(topic_id)
     assert len(data) == 43
     assert checkpoints.read_partition_metadata(data, "p") == topic_id
     assert checkpoints.read_partition_metadata(data + b"\n", "p") == topic_id
 
 
-def test_a_real_partition_metadata():
+def test_partition_metadata_of_a_broker_is_read():
     data = b"version: 0\ntopic_id: aglhGg16Qsm0sAO3jj1hzA"
     topic_id = checkpoints.read_partition_metadata(data, "p")
     assert topic_id == UUID("6a09611a-0d7a-42c9-b4b0-03b78e3d61cc")
@@ -158,13 +158,13 @@ def test_a_real_partition_metadata():
     [b"", b"version: 1\ntopic_id: aglhGg16Qsm0sAO3jj1hzA", b"version: 0\ntopic_id: aglhGg16Qsm0sAO3jj1hz",
      b"version: 0", b"version: 0\ntopic_id: aglhGg16Qsm0sAO3jj1h!A", b"\xff"],
 )  # fmt: skip
-def test_invalid_partition_metadata(data):
+def test_invalid_partition_metadata_is_refused(data):
     with pytest.raises(LogFormatError) as caught:
         checkpoints.read_partition_metadata(data, "p")
     assert caught.value.kind == "side_file"
 
 
-def test_meta_properties():
+def test_meta_properties_are_read():
     text = (
         b"#\n#Tue Nov 14 10:00:00 UTC 2023\nnode.id=3\ndirectory.id=k1nVsIyzTgmYVlDHQ6JWSw\nversion=1\n"
         b"cluster.id=4L6g3nShT-eMCtK--X86sw\n"
@@ -182,11 +182,11 @@ def test_meta_properties():
         assert caught.value.found
 
 
-def test_clean_shutdown():
+def test_clean_shutdown_file_is_read_and_written():
     assert checkpoints.write_clean_shutdown() == b'{"version":0,"brokerEpoch":-1}'
 
 
-def test_the_position_of_a_problem_lies_within_the_file():
+def test_position_of_a_problem_is_within_the_file():
     """Also where its last line has no end."""
     for data in (b"0\n1", b"0\n2\nt 0 1"):
         with pytest.raises(LogFormatError) as caught:

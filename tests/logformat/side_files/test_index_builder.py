@@ -66,7 +66,7 @@ def build(builder, batches, chunk):
     st.integers(0, 2**60), BATCHES, st.sampled_from([0, 61, 500, 4096]), st.integers(1, 20), st.integers(1, 20),
     st.sampled_from([0, 1, 7, 60]),
 )  # fmt: skip
-def test_chunks_of_any_size_give_the_indexes_of_the_twin(base, batches, interval, chunk, max_entries, interval_ms):
+def test_indexes_built_in_chunks_equal_the_twin(base, batches, interval, chunk, max_entries, interval_ms):
     batches = with_offsets(base, batches)
     builder = IndexBuilder(base, interval, max_index_bytes=12 * max_entries, time_index_interval_ms=interval_ms)
     index, times = build(builder, batches, chunk)
@@ -95,19 +95,19 @@ def test_indexes_are_built_byte_for_byte_as_a_broker_wrote_them(chunk):
     assert build(IndexBuilder(REAL_BASE), REAL_BATCHES, chunk) == (REAL_INDEX, REAL_TIME_INDEX)
 
 
-def test_interval_is_strict_and_the_first_batch_is_never_indexed():
+def test_index_interval_is_exclusive_and_the_first_batch_is_not_indexed():
     batches = [(0, 100, 5), (1, 100, 6), (2, 100, 7)]
     assert build(IndexBuilder(0, 100), batches, 9)[0] == bytes.fromhex("00000002000000c8")
     assert build(IndexBuilder(0, 99), batches, 9)[0] == bytes.fromhex("0000000100000064 00000002000000c8")
 
 
-def test_time_entries_of_another_minute_only_and_the_last_one():
+def test_time_entries_have_distinct_minutes_and_include_the_last():
     minutes = [(0, 100, 0), (1, 100, 59_999), (2, 100, 60_000), (3, 100, 119_999), (4, 100, 240_000), (5, 100, 250_000)]
     times = build(IndexBuilder(0, 0, time_index_interval_ms=60_000), minutes, 2)[1]
     assert time_index.read(times, 0, "p").tolist() == [(59_999, 1), (60_000, 2), (240_000, 4), (250_000, 5)]
 
 
-def test_no_timestamps_no_time_entries():
+def test_records_without_timestamps_have_no_time_entries():
     assert build(IndexBuilder(0, 0), [(i, 100, -1) for i in range(5)], 2)[1] == b""
 
 
@@ -115,14 +115,14 @@ def test_one_batch_gives_one_forced_time_entry():
     assert build(IndexBuilder(40), [(40, 100, 0)], 1) == (b"", bytes(12))
 
 
-def test_indexes_of_an_empty_log():
+def test_indexes_of_an_empty_log_are_empty():
     builder = IndexBuilder(3)
     builder.append([], [], [])
     assert builder.finish() == (b"", b"")
 
 
 @pytest.mark.parametrize("wrong", [10 + 2**31, 9])
-def test_relative_offset(wrong):
+def test_relative_offset_out_of_range_is_an_error(wrong):
     builder = IndexBuilder(10, path="some.log")
     builder.append([10 + 2**31 - 1], [100], [5])
     before = builder.finish()
@@ -132,7 +132,7 @@ def test_relative_offset(wrong):
     assert builder.finish() == before
 
 
-def test_a_log_longer_than_positions_can_say_is_refused():
+def test_log_longer_than_the_range_of_positions_is_refused():
     builder = IndexBuilder(0)
     builder.append([1], [2**31 - 101], [0])
     builder.append([2], [100], [0])
@@ -152,7 +152,7 @@ def test_a_full_index_gets_no_more_entries():
     assert times[12:] == bytes.fromhex("000000000000000800000005")
 
 
-def test_invalid_limits():
+def test_invalid_limits_are_refused():
     for wrong in ((-1, 100), (0, 11)):
         with pytest.raises(ValueError):
             IndexBuilder(0, *wrong)

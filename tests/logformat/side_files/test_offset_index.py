@@ -27,7 +27,7 @@ def decode_entries(base, table):
 
 
 @given(st.integers(0, 2**60), RISING, st.integers(0, 5))
-def test_write_then_read_with_any_zero_tail(base, table, zeros):
+def test_offset_index_with_zero_padding_is_read_as_written(base, table, zeros):
     entries = decode_entries(base, table)
     data = offset_index.write(entries, base, "p")
     assert len(data) == 8 * len(entries)
@@ -35,19 +35,19 @@ def test_write_then_read_with_any_zero_tail(base, table, zeros):
     assert lawful_offset_index(entries, base)
 
 
-def test_a_brokers_offset_index_is_read_and_written_back():
+def test_offset_index_of_a_broker_is_read_and_written_unchanged():
     entries = offset_index.read(REAL, REAL_BASE, "p")
     assert entries.tolist() == [(1460, 5948), (1510, 11250)]
     assert offset_index.write(entries, REAL_BASE, "p") == REAL
     assert lawful_offset_index(entries, REAL_BASE, 14379)
 
 
-def test_preallocated_and_empty():
+def test_preallocated_and_empty_offset_indexes_have_no_entries():
     assert len(offset_index.read(bytes(10485760), 0, "p")) == 0
     assert len(offset_index.read(b"", 0, "p")) == 0
 
 
-def test_a_torn_offset_index_is_refused_at_its_tear():
+def test_torn_offset_index_is_refused_at_the_torn_entry():
     with pytest.raises(LogFormatError) as caught:
         offset_index.read(REAL + b"\1\2\3", REAL_BASE, "p")
     assert (caught.value.kind, caught.value.position) == ("index", len(REAL))

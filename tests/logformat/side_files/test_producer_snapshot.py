@@ -27,13 +27,13 @@ ENTRIES = st.lists(
 
 
 @given(ENTRIES)
-def test_write_then_read(entries):
+def test_producer_snapshot_is_read_as_written(entries):
     data = producer_snapshot.write(entries)
     assert len(data) == 10 + 46 * len(entries)
     assert np.array_equal(producer_snapshot.read(data, "p"), entries)
 
 
-def test_a_brokers_snapshot_is_read_and_written_back():
+def test_producer_snapshot_of_a_broker_is_read_and_written_unchanged():
     entries = producer_snapshot.read(REAL, "p")
     assert entries.dtype.isnative
     assert entries.tolist() == [
@@ -44,7 +44,7 @@ def test_a_brokers_snapshot_is_read_and_written_back():
     assert producer_snapshot.write(entries) == REAL
 
 
-def test_same_entries_in_any_order():
+def test_snapshot_entries_are_compared_in_any_order():
     entries = producer_snapshot.read(REAL, "p")
     assert producer_snapshot.same_entries(entries, entries[::-1])
     assert not producer_snapshot.same_entries(entries, entries[:2])

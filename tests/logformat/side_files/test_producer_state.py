@@ -79,7 +79,7 @@ SNAPSHOT = st.lists(
 
 @settings(deadline=None)  # the first call compiles
 @given(logs(KINDS), CUTS)
-def test_append_in_chunks(batches, cuts):
+def test_state_is_independent_of_chunks(batches, cuts):
     state = ProducerState()
     completed = [state.append(part) for part in chunks(batches, cuts)]
     assert result(completed, state) == replay(batches)
@@ -88,7 +88,7 @@ def test_append_in_chunks(batches, cuts):
 @pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(logs(KINDS), CUTS, st.data())
-def test_summaries_merged_in_any_grouping(batches, cuts, data):
+def test_summaries_can_be_merged_in_any_grouping(batches, cuts, data):
     parts = merged([summarize(part) for part in chunks(batches, cuts)], data.draw)
     state = ProducerState()
     completed = [state.apply(part) for part in parts]
@@ -98,7 +98,7 @@ def test_summaries_merged_in_any_grouping(batches, cuts, data):
 @pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(logs(["t", "a", "a", "e"], max_size=12, producers=2), st.data())
-def test_each_batch_a_summary_of_few_producers(batches, data):
+def test_summary_per_batch_gives_the_same_state(batches, data):
     state = ProducerState()
     completed = [state.apply(part) for part in merged([summarize(batch) for batch in singles(batches)], data.draw)]
     assert result(completed, state) == replay(batches)
@@ -107,7 +107,7 @@ def test_each_batch_a_summary_of_few_producers(batches, data):
 @pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(logs(ALL_KINDS, max_size=8, producers=2), CUTS, st.data())
-def test_impossible_state_raises_on_read_and_append(batches, cuts, data):
+def test_invalid_state_is_an_error_when_read_and_appended(batches, cuts, data):
     expected = replay(batches)
     state = ProducerState()
     try:
@@ -138,7 +138,7 @@ def test_state_continues_from_a_snapshot(rows, now, expiration, batches, cuts, d
 
 @settings(deadline=None)
 @given(logs(KINDS))
-def test_a_snapshot_continues_the_state(batches):
+def test_snapshot_and_state_continue_equally(batches):
     half = len(batches) // 2
     one = ProducerState()
     one.append(batches[:half])
@@ -165,7 +165,7 @@ def test_aborted_transactions_are_index_entries():
     assert completed["last_stable_offset"].tolist() == [3, 3, 8]
 
 
-def test_a_transaction_of_an_earlier_segment():
+def test_transaction_of_an_earlier_segment_is_completed():
     first, second = words("1t3 2t"), words("1t3 2t 1a 3t 3a 2a")[2:]
     parts = [summarize(first), summarize(second)]
     assert parts[1].markers["first_offset"].tolist() == [-1, 5, -1]  # 1a and 2a: not known; 3a
@@ -176,7 +176,7 @@ def test_a_transaction_of_an_earlier_segment():
     assert aborted_transactions(alone.apply(parts[1])).tolist() == [(0, 3, 5, 6, 7)]
 
 
-def test_open_transactions_and_last_stable_offset():
+def test_open_transactions_determine_the_last_stable_offset():
     state = ProducerState()
     assert state.open_transactions().tolist() == []
     assert state.last_stable_offset(42) == 42
@@ -200,7 +200,7 @@ def test_empty_marker_only_adds_a_producer():
     assert state.open_transactions().tolist() == [0]
 
 
-def test_expiry_on_load():
+def test_expired_producers_are_removed_when_loaded():
     rows = [
         (1, 0, 5, 9, 0, 100, 0, -1),
         (2, 0, 5, 9, 0, 101, 0, -1),
@@ -236,7 +236,7 @@ def test_no_batches_leave_no_producers():
     assert len(merge(no_producers(), merge(summarize(words("1t")), summarize(words("1a")))).markers) == 1
 
 
-def test_any_id_below_0_is_no_producer():
+def test_negative_producer_ids_are_ignored():
     batches = words("1t 2d 3d")
     batches["producer_id"] = [-1, -2, 3]
     state = ProducerState()
@@ -247,7 +247,7 @@ def test_any_id_below_0_is_no_producer():
 @pytest.mark.parametrize(
     ("base", "last"), [(0, 1), (-1, -1), (2**31 - 1, 0), (2**31 - 2, 2**31 - 1), (-2, -1), (-(2**31), -(2**31) + 1)]
 )
-def test_last_sequences_as_kafka_counts_them(base, last):
+def test_last_sequences_equal_those_of_kafka(base, last):
     batches = log([(1, "d", 0, 2, base, 0)])
     state = ProducerState()
     state.append(batches)

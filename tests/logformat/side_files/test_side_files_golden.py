@@ -62,7 +62,7 @@ def folders(case):
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_indexes_are_built_as_brokers_built_them(name, cases):
+def test_built_indexes_equal_those_of_brokers(name, cases):
     for kind, folder in folders(cases[name]):
         others = []
         assert not folder.found.ignored
@@ -84,7 +84,7 @@ def test_indexes_are_built_as_brokers_built_them(name, cases):
 
 
 @pytest.mark.parametrize("name", [name for name in case_names() if not name.endswith("-more")])
-def test_snapshots_and_transaction_indexes(name, cases):
+def test_snapshots_and_transaction_indexes_equal_those_of_brokers(name, cases):
     for partition in cases[name].partitions:
         folder = Folder(cases[name].input(partition))
         state, summaries, end = ProducerState(), [], 0
@@ -111,7 +111,7 @@ def test_snapshots_and_transaction_indexes(name, cases):
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_text_files_and_transaction_indexes_as_they_are(name, cases):
+def test_text_files_and_transaction_indexes_are_written_unchanged(name, cases):
     for _, folder in folders(cases[name]):
         for base in folder.bases:
             data = folder.data(base, names.TXN_INDEX)

@@ -32,7 +32,7 @@ def decode_entries(base, table):
 
 
 @given(st.integers(0, 2**60), tables(), st.integers(0, 5))
-def test_write_then_read_with_any_zero_tail(base, table, zeros):
+def test_time_index_with_zero_padding_is_read_as_written(base, table, zeros):
     entries = decode_entries(base, table)
     data = time_index.write(entries, base, "p")
     assert len(data) == 12 * len(entries)
@@ -44,7 +44,7 @@ def test_write_then_read_with_any_zero_tail(base, table, zeros):
     assert lawful_time_index(entries, base)
 
 
-def test_a_brokers_time_index_is_read_and_written_back():
+def test_time_index_of_a_broker_is_read_and_written_unchanged():
     entries = time_index.read(REAL, REAL_BASE, "p")
     assert entries.tolist() == [(1700000028890, 1460), (1700000029940, 1510)]
     assert time_index.write(entries, REAL_BASE, "p") == REAL
@@ -59,7 +59,7 @@ def test_padding_of_zeros_is_no_entry():
     assert time_index.read(two + bytes(24), 7, "p").tolist() == [(0, 7), (5, 10)]
 
 
-def test_a_torn_time_index_is_refused_at_its_tear():
+def test_torn_time_index_is_refused_at_the_torn_entry():
     with pytest.raises(LogFormatError) as caught:
         time_index.read(bytes(30), 0, "p")
     assert (caught.value.kind, caught.value.position) == ("index", 24)

@@ -40,7 +40,7 @@ ROWS = st.lists(
 
 
 @given(ROWS)
-def test_write_then_read(rows):
+def test_transaction_index_is_read_as_written(rows):
     entries = make_entries(rows)
     data = transaction_index.write(entries)
     assert len(data) == 34 * len(rows)
@@ -48,7 +48,7 @@ def test_write_then_read(rows):
     assert lawful_txn_index(entries, 0)
 
 
-def test_a_brokers_transaction_index_is_read_and_written_back():
+def test_transaction_index_of_a_broker_is_read_and_written_unchanged():
     entries = transaction_index.read(REAL, "p")
     assert len(entries) == 8
     assert transaction_index.write(entries) == REAL

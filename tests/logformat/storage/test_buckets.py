@@ -37,7 +37,7 @@ def nothing_set(monkeypatch):
         ("abfss://c@me.dfs.core.windows.net/a", {"ENDPOINT": "http://127.0.0.1:1/other"}, AZURES),
     ],
 )
-def test_the_account_of_a_uri(uri, given, url, monkeypatch):
+def test_azure_account_is_read_from_a_uri(uri, given, url, monkeypatch):
     for name, value in given.items():
         monkeypatch.setenv(f"AZURE_STORAGE_{name}", value)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "aHVzaA==")
@@ -59,7 +59,7 @@ def test_the_account_of_a_uri(uri, given, url, monkeypatch):
         ("http://h:1", "an endp"),
     ],
 )
-def test_an_account_without_a_name(endpoint, said, monkeypatch):
+def test_azure_uri_without_an_account_is_refused(endpoint, said, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", endpoint)
     with pytest.raises(pa.ArrowInvalid, match=said):
         file_system("az://c/a")
@@ -72,13 +72,13 @@ def test_credentials_in_an_endpoint_are_refused(monkeypatch):
     assert "hush" not in str(refused.value)
 
 
-def test_names_of_the_same(monkeypatch):
+def test_hadoop_uris_and_canonical_uris_are_equivalent(monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "me")
     assert as_hadoop_names_it("az://c/a") == "abfss://c@me.dfs.core.windows.net/a"
     assert canonical("GCS://b/x") == as_hadoop_names_it("gs://b/x") == "gs://b/x"
 
 
-def test_another_server_of_google_is_asked_without_credentials(monkeypatch):
+def test_google_emulator_is_accessed_without_credentials(monkeypatch):
     google = parse_bucket("gs://b/a")
     assert google is not None and dict(google.settings)["google_skip_signature"] == "false"
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:4443")
@@ -90,7 +90,7 @@ def test_another_server_of_google_is_asked_without_credentials(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
-def test_each_name_of_the_endpoint_of_s3_counts(name, monkeypatch):
+def test_every_endpoint_variable_of_s3_is_used(name, monkeypatch):
     """object_store itself reads AWS_ENDPOINT. The other clients must use the same server, with the same scheme."""
     for each in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         monkeypatch.delenv(each, raising=False)
@@ -103,7 +103,7 @@ def test_each_name_of_the_endpoint_of_s3_counts(name, monkeypatch):
 @pytest.mark.parametrize(
     "uri", ["s3://b/a", "gs://b/a", "gs://anonymous@b/a", "abfss://c@me.dfs.core.chinacloudapi.cn/a"]
 )
-def test_a_pickled_file_system_is_that_of_the_same_bucket(uri, monkeypatch):
+def test_pickled_file_system_refers_to_the_same_bucket(uri, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     store = file_system(uri)[0]
     assert pickle.loads(pickle.dumps(store)).equals(store)

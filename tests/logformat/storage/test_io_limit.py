@@ -34,7 +34,7 @@ def clock(monkeypatch):
     return made
 
 
-def test_each_byte_takes_its_time(clock):
+def test_reading_is_delayed_by_its_bytes(clock):
     with limited(1000):
         spend(500)
         assert clock.now == 100.5
@@ -45,7 +45,7 @@ def test_each_byte_takes_its_time(clock):
         assert clock.now == 113
 
 
-def test_writes_count(clock):
+def test_writing_is_delayed_by_its_bytes(clock):
     out = io.BytesIO()
     with limited(10), paid(out) as stream:
         stream.write(b"12345")
@@ -54,7 +54,7 @@ def test_writes_count(clock):
     assert out.closed
 
 
-def test_no_thread_waits_without_a_limit(clock):
+def test_threads_do_not_wait_without_a_limit(clock):
     paid(io.BytesIO()).write(b"12345")
     with limited(0):
         spend(1 << 40)

@@ -67,14 +67,14 @@ def test_credentials_are_refused_and_not_repeated(uri, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("uri", PLAIN)
-def test_others_stay_as_they_are(uri):
+def test_uris_without_a_secret_are_accepted(uri):
     assert not has_secret(uri)
 
 
 @pytest.mark.parametrize(
     "text", ["--store=s3://AKIA:hush@b", "a,s3://AKIA:hush@b/x", "s3:/AKIA:hush@b", "s3:AKIA:hush@b", " gs://hush@b"]
 )
-def test_anywhere_in_an_argument(text):
+def test_credentials_are_detected_anywhere_in_an_argument(text):
     assert has_secret(text)
 
 
@@ -84,7 +84,7 @@ def test_endpoint_with_credentials_in_the_environment_is_refused(monkeypatch):
         file_system("s3://bucket/a")
 
 
-def test_crosses_processes():
+def test_place_error_can_be_pickled():
     error = pickle.loads(pickle.dumps(secret_error()))
     assert isinstance(error, PlaceError)
     assert str(error) == str(secret_error())
@@ -103,7 +103,7 @@ def test_crosses_processes():
         "gs://b/x?json_creds=SEKRET",
     ],
 )
-def test_spellings_that_hide_a_secret(uri):
+def test_obfuscated_credentials_are_detected(uri):
     """Found by an attack: each was accepted, and repeated in an error."""
     assert has_secret(uri)
     with pytest.raises(PlaceError) as refused:
@@ -111,13 +111,13 @@ def test_spellings_that_hide_a_secret(uri):
     assert "SEKRET" not in str(refused.value)
 
 
-def test_a_uri_without_a_bucket():
+def test_uri_without_a_bucket_is_refused():
     with pytest.raises(pa.ArrowInvalid, match="no bucket"):
         file_system("s3:///b/x")
 
 
 @pytest.mark.parametrize("path", ["/archive/100%", "s3://bucket/100%25/a", "s3://b/%2525", "/a%zz"])
-def test_a_percent_sign_is_no_secret(path):
+def test_percent_sign_is_not_a_secret(path):
     assert not has_secret(path)
 
 
@@ -136,7 +136,7 @@ def test_schemes_have_one_spelling(given, same):
     assert as_hadoop_names_it("/s3://b") == "/s3://b"
 
 
-def test_hadoops_name_of_s3_leads_to_the_same_files(monkeypatch):
+def test_s3a_uri_refers_to_the_same_files(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     for given in ("s3a://b/a%20b", "s3n://b/a%20b", "S3://b/a%20b"):
         for filesystem, path in (file_system(given), locate(given)):

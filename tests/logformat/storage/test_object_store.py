@@ -63,7 +63,7 @@ def test_written_bytes_are_copied_from_the_buffer(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda stream: stream, paid], ids=["plain", "paid"])
-def test_a_file_whose_writer_fails_is_not_there(store: ObjectStore, wrap: Callable[[Any], Any]) -> None:
+def test_failed_write_creates_no_object(store: ObjectStore, wrap: Callable[[Any], Any]) -> None:
     with pytest.raises(KeyError), wrap(store.open_output_stream("logs/failed")) as stream:
         stream.write(bytes(12 * MIB))
         raise KeyError
@@ -78,7 +78,7 @@ def test_put_if_absent_succeeds_once(store: ObjectStore) -> None:
     assert content(store, "logs/once") == b"1"
 
 
-def test_parts_that_are_read_ahead_are_those_that_are_asked_for(store: ObjectStore, proxy: S3Proxy) -> None:
+def test_prefetched_parts_equal_the_requested_parts(store: ObjectStore, proxy: S3Proxy) -> None:
     """Whatever the order and size in which they are wanted; each byte comes from the server once."""
     data = np.random.default_rng(1).integers(0, 256, 24 * MIB, np.uint8).tobytes()
     put(store, "logs/ahead", data)
@@ -98,7 +98,7 @@ def test_parts_that_are_read_ahead_are_those_that_are_asked_for(store: ObjectSto
     assert counts["read"] == len(ranges) <= 14
 
 
-def test_no_read_ahead_with_a_limit_or_for_small_reads(store: ObjectStore, proxy: S3Proxy) -> None:
+def test_prefetching_is_disabled_with_a_limit_and_for_small_reads(store: ObjectStore, proxy: S3Proxy) -> None:
     put(store, "logs/limit", bytes(4 * MIB))
     with store.open_input_file("logs/limit") as file, counted() as counts:
         file.will_read([(0, 1000)])
@@ -107,7 +107,7 @@ def test_no_read_ahead_with_a_limit_or_for_small_reads(store: ObjectStore, proxy
     assert counts["read"] == 0
 
 
-def test_an_error_of_a_part_is_raised_where_its_bytes_are_asked_for(store: ObjectStore, proxy: S3Proxy) -> None:
+def test_error_of_a_prefetched_part_is_raised_at_its_read(store: ObjectStore, proxy: S3Proxy) -> None:
     put(store, "logs/error", bytes(4 * MIB))
     with store.open_input_file("logs/error") as file:
         proxy.decide = lambda method, path: Fault(status=503)
@@ -118,14 +118,14 @@ def test_an_error_of_a_part_is_raised_where_its_bytes_are_asked_for(store: Objec
         assert file.read_at(10, 4 * MIB - 5) == bytes(5)
 
 
-def test_requests_that_fail_once_are_repeated(store: ObjectStore, proxy: S3Proxy) -> None:
+def test_failed_requests_are_retried(store: ObjectStore, proxy: S3Proxy) -> None:
     proxy.decide = every(2, CUT)
     put(store, "logs/repeated", bytes(range(256)) * (50 << 10))
     assert content(store, "logs/repeated") == bytes(range(256)) * (50 << 10)
     assert len(proxy.happened) > 2
 
 
-def test_folders_are_the_beginnings_of_keys(store: ObjectStore) -> None:
+def test_folders_are_prefixes_of_keys(store: ObjectStore) -> None:
     for name in ("a/b/1", "a/b/c/2", "a/d", "ab"):
         put(store, f"logs/tree/{name}", b"x")
     listed = store.get_file_info(pafs.FileSelector("logs/tree"))
@@ -152,7 +152,7 @@ def marked(port: int, *keys: str) -> None:
         client.put_object(Bucket="logs", Key=key, Body=b"")
 
 
-def test_an_empty_object_of_a_folders_name_is_no_file(store: ObjectStore, port: int) -> None:
+def test_empty_object_with_the_name_of_a_folder_is_not_a_file(store: ObjectStore, port: int) -> None:
     put(store, "logs/marked/t-0/1.log", b"x")
     marked(port, "marked/", "marked/t-0/", "only/")
     for recursive, expected in ((False, ["t-0"]), (True, ["t-0", "t-0/1.log"])):
@@ -161,7 +161,7 @@ def test_an_empty_object_of_a_folders_name_is_no_file(store: ObjectStore, port: 
     assert store.get_file_info(pafs.FileSelector("logs/only", allow_not_found=True)) == []
 
 
-def test_a_folder_is_deleted_and_nothing_beside_it(store: ObjectStore, port: int) -> None:
+def test_deleting_a_folder_deletes_nothing_else(store: ObjectStore, port: int) -> None:
     for name in ("a", "ab", "a/1"):
         put(store, f"logs/beside/{name}", b"x")
     marked(port, "beside/a/")
@@ -172,7 +172,9 @@ def test_a_folder_is_deleted_and_nothing_beside_it(store: ObjectStore, port: int
 
 
 @pytest.mark.parametrize("code", ["NoSuchBucket", ""])
-def test_a_404_that_is_no_objects_makes_nothing_look_absent(store: ObjectStore, proxy: S3Proxy, code: str) -> None:
+def test_not_found_response_without_an_object_error_is_not_a_missing_object(
+    store: ObjectStore, proxy: S3Proxy, code: str
+) -> None:
     """HEAD is answered without words: a missing bucket, or a proxy's fault, looks like a missing object."""
     put(store, "logs/there", b"x")
     fault = Fault(status=404, code=code)
@@ -192,7 +194,7 @@ def test_refused_upload_reports_the_first_error(store: ObjectStore, proxy: S3Pro
             stream.write(bytes(MIB))
 
 
-def test_a_server_that_is_busy_for_seconds_costs_time_alone(store: ObjectStore, proxy: S3Proxy) -> None:
+def test_busy_server_only_delays_requests(store: ObjectStore, proxy: S3Proxy) -> None:
     put(store, "logs/busy", b"x")
     left = [SLOW_DOWN] * 5
     proxy.decide = lambda method, path: left.pop() if left else None
@@ -200,7 +202,7 @@ def test_a_server_that_is_busy_for_seconds_costs_time_alone(store: ObjectStore, 
     assert not left
 
 
-def test_settings_that_cannot_be_used_are_the_buckets_fault(port: int) -> None:
+def test_invalid_settings_are_bucket_errors(port: int) -> None:
     with environment({"AWS_CA_BUNDLE": "/no/such.pem"}):
         elsewhere = file_system(BUCKET)[0]
         for ask in (lambda: elsewhere.open_input_file("logs/x"), lambda: elsewhere.get_file_info("logs/x")):
@@ -208,7 +210,7 @@ def test_settings_that_cannot_be_used_are_the_buckets_fault(port: int) -> None:
                 ask()
 
 
-def test_an_object_that_is_replaced_while_it_is_read_is_an_error(store: ObjectStore) -> None:
+def test_object_replaced_while_being_read_is_an_error(store: ObjectStore) -> None:
     put(store, "logs/replaced", bytes(100))
     with store.open_input_file("logs/replaced") as file:
         assert file.read(10) == bytes(10)
@@ -220,7 +222,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_an_error(store: ObjectSt
             file.read(10)
 
 
-def test_the_error_of_a_bucket_crosses_processes() -> None:
+def test_bucket_error_can_be_pickled() -> None:
     error = AccessError("is not available", "s3://b", "503")
     again = pickle.loads(pickle.dumps(error))
     assert (again.kind, again.where, again.found, str(again)) == (error.kind, error.where, error.found, str(error))
@@ -228,7 +230,7 @@ def test_the_error_of_a_bucket_crosses_processes() -> None:
         unreadable("x", again)
 
 
-def test_a_pickled_file_system_has_no_key_in_it(store: ObjectStore) -> None:
+def test_pickled_file_system_has_no_credentials(store: ObjectStore) -> None:
     """Spark keeps what a task needs in files. The other side takes the key from its own environment."""
     pickled = pickle.dumps(store)
     assert b"secret" not in pickled
@@ -239,9 +241,7 @@ def test_a_pickled_file_system_has_no_key_in_it(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("key", ["odd/t-1//x", "odd/t-1/./x", "odd/t-1/../x"])
-def test_a_key_that_no_path_can_have_stops_the_listing_of_its_own_folder_alone(
-    store: ObjectStore, proxy: S3Proxy, key: str
-) -> None:
+def test_invalid_object_key_stops_only_the_listing_of_its_folder(store: ObjectStore, proxy: S3Proxy, key: str) -> None:
     put(store, "logs/odd/t-0/whole", b"x")
     client = boto3.client("s3", endpoint_url=proxy.url)
     client.put_object(Bucket="logs", Key=key, Body=b"x")

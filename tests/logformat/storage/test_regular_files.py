@@ -105,7 +105,9 @@ def test_special_files_are_not_opened(
 
 
 @pytest.mark.parametrize(("make", "found"), INSTEAD, ids=[found for _, found in INSTEAD])
-def test_a_log_that_is_replaced_behind_the_listing(part: Partition, make: Callable[[Path], None], found: str) -> None:
+def test_log_replaced_after_the_listing_is_unreadable(
+    part: Partition, make: Callable[[Path], None], found: str
+) -> None:
     """Every job has listed it as a file."""
     plan, listed = part.plan(), part.listed()
     tasks = list_tasks("kafka_log", part.root, badRecords="quarantine")
@@ -137,7 +139,7 @@ def test_a_log_that_is_replaced_behind_the_listing(part: Partition, make: Callab
 
 
 @pytest.mark.parametrize("kind", ["index", "timeindex", "txnindex", "snapshot"])
-def test_a_side_file_that_is_replaced_behind_the_listing(part: Partition, kind: str) -> None:
+def test_side_file_replaced_after_the_listing_is_unreadable(part: Partition, kind: str) -> None:
     path = part.folder / segment_file(SEGMENT_OFFSETS, kind)
     if not path.exists():
         path.write_bytes(b"")
@@ -152,7 +154,7 @@ def test_a_side_file_that_is_replaced_behind_the_listing(part: Partition, kind: 
 
 
 @pytest.mark.parametrize(("make", "found"), INSTEAD, ids=[found for _, found in INSTEAD])
-def test_log_that_is_no_regular_file_when_listed(
+def test_listed_log_that_is_not_a_regular_file_is_unreadable(
     part: Partition, make: Callable[[Path], None], found: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(part.root / LOG, make)
@@ -168,7 +170,7 @@ def test_log_that_is_no_regular_file_when_listed(
         assert found in capsys.readouterr().err
 
 
-def test_side_files_and_checkpoints_that_are_none_are_noted(part: Partition) -> None:
+def test_side_files_that_are_not_regular_files_are_noted(part: Partition) -> None:
     put(part.folder / segment_file(SEGMENT_OFFSETS, "index"), pipe)
     (part.folder / segment_file(SEGMENT_OFFSETS, "snapshot")).symlink_to("nowhere")
     for name in ("partition.metadata", "00000000000000000000.txnindex"):
@@ -188,7 +190,7 @@ def test_side_files_and_checkpoints_that_are_none_are_noted(part: Partition) -> 
     assert cli.main(["verify", str(part.root), "--no-progress"]) == 0
 
 
-def test_reads_are_whole(tmp_path: Path) -> None:
+def test_reads_return_all_requested_bytes(tmp_path: Path) -> None:
     data = bytes(range(256)) * 300
     (tmp_path / "x").write_bytes(data)
     with open_local(str(tmp_path / "x")) as file:
@@ -215,7 +217,7 @@ def check(root: Path, *same: str) -> None:
     assert read("kafka_log", root)["offset"].to_pylist() == list(range(4 * SEGMENT_OFFSETS))
 
 
-def test_a_link_to_the_folder_itself_and_to_one_above(part: Partition) -> None:
+def test_links_to_the_folder_or_its_parents_are_skipped(part: Partition) -> None:
     (part.root / "a").mkdir()
     (part.root / "a" / "up").symlink_to("..")
     (part.root / "self").symlink_to(".")
@@ -223,20 +225,20 @@ def test_a_link_to_the_folder_itself_and_to_one_above(part: Partition) -> None:
     check(part.root, "a/up", "self")
 
 
-def test_folders_that_lead_to_one_another(part: Partition) -> None:
+def test_folders_linked_to_each_other_are_listed_once(part: Partition) -> None:
     for one, other in (("a", "b"), ("b", "a")):
         (part.root / one).mkdir()
         (part.root / one / "over").symlink_to(part.root / other)
     check(part.root, "a/over", "b/over")
 
 
-def test_a_partition_of_two_names_keeps_its_own(part: Partition) -> None:
+def test_partition_with_a_second_linked_name_is_listed_once(part: Partition) -> None:
     (part.root / "a").mkdir()
     (part.root / "a" / "t-0").symlink_to(part.folder)
     check(part.root, "a/t-0")
 
 
-def test_two_links_to_a_folder_outside(part: Partition, tmp_path: Path) -> None:
+def test_folder_with_two_links_is_listed_once(part: Partition, tmp_path: Path) -> None:
     shutil.move(part.folder, tmp_path / "elsewhere")
     part.folder.symlink_to(tmp_path / "elsewhere")
     (part.root / "b").mkdir()
@@ -248,14 +250,14 @@ def test_two_links_to_a_folder_outside(part: Partition, tmp_path: Path) -> None:
     assert part.compact().status == "cleaned"
 
 
-def test_two_copies_are_still_two_places(part: Partition) -> None:
+def test_two_copies_are_two_folders(part: Partition) -> None:
     shutil.copytree(part.folder, part.root / "a" / "t-0")
     problem = listed(part.root).partitions["t", 0].problem
     assert problem is not None
     assert problem.kind == "duplicate"
 
 
-def test_the_same_folder_given_by_two_names_is_read_once(part: Partition, tmp_path: Path) -> None:
+def test_folder_given_by_two_names_is_read_once(part: Partition, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(part.root)
     everything = list(range(4 * SEGMENT_OFFSETS))
     both = [str(part.root), str(tmp_path / "link")]

@@ -48,7 +48,7 @@ def data(*parts) -> bytes:
     return b"".join(b.data for part in parts for b in part)
 
 
-def test_segments_and_their_side_files_have_the_names_of_a_broker(tmp_path, put):
+def test_remote_segments_are_listed_with_names_of_a_broker(tmp_path, put):
     one, two = segment(batches(0, 100)), segment(batches(100, 150))
     put(tmp_path, "t-0", 1, one)
     put(tmp_path, "t-0", 2, two)
@@ -68,7 +68,7 @@ def test_segments_and_their_side_files_have_the_names_of_a_broker(tmp_path, put)
     assert shown.notes() == ""
 
 
-def test_the_same_segment_twice_counts_once(tmp_path, put):
+def test_duplicate_upload_of_a_segment_is_used_once(tmp_path, put):
     for number in (1, 2):
         put(tmp_path, "t-0", number, segment(batches(0, 100)))
     put(tmp_path, "t-0", 3, segment(batches(100, 150)))
@@ -77,7 +77,7 @@ def test_the_same_segment_twice_counts_once(tmp_path, put):
     assert "1 copies of segments left out" in shown.notes()
 
 
-def test_copies_with_other_borders_continue_where_the_one_before_ended(tmp_path, put):
+def test_copies_with_different_boundaries_are_joined(tmp_path, put):
     epochs = [(0, 0), (1, 80)]
     later = [*batches(60, 80), *batches(80, 160, 1)]
     put(tmp_path, "t-0", 1, segment(batches(0, 60)))
@@ -93,7 +93,7 @@ def test_copies_with_other_borders_continue_where_the_one_before_ended(tmp_path,
     }  # a new leader changes nothing of what was shown before
 
 
-def test_a_cut_copy_has_no_indexes_which_say_more_than_counts(tmp_path, put):
+def test_partly_used_copy_has_no_indexes(tmp_path, put):
     epochs = [(0, 0), (1, 100)]
     put(tmp_path, "t-0", 1, segment(batches(0, 100)))
     put(tmp_path, "t-0", 2, segment([*batches(60, 100), *batches(100, 160, 1)], epochs))
@@ -104,7 +104,7 @@ def test_a_cut_copy_has_no_indexes_which_say_more_than_counts(tmp_path, put):
     assert {f"{0:020d}.index", f"{100:020d}.snapshot", f"{160:020d}.snapshot"} <= set(shown.files())
 
 
-def test_records_that_an_unclean_election_lost_do_not_count(tmp_path, put):
+def test_records_lost_by_an_unclean_election_are_ignored(tmp_path, put):
     put(tmp_path, "t-0", 1, segment(batches(0, 100)))
     put(tmp_path, "t-0", 2, segment(batches(100, 200, tag="lost")))
     put(tmp_path, "t-0", 3, segment([*batches(100, 120, tag="lost"), *batches(120, 180, 1)], [(0, 0), (1, 120)]))
@@ -113,21 +113,21 @@ def test_records_that_an_unclean_election_lost_do_not_count(tmp_path, put):
     assert "offsets 120 to 199 of leader epoch 0 left out" in shown.notes()
 
 
-def test_a_copy_behind_the_newest_leaders_log_does_not_count(tmp_path, put):
+def test_copy_beyond_the_log_of_the_newest_leader_is_ignored(tmp_path, put):
     put(tmp_path, "t-0", 1, segment(batches(0, 100)))
     put(tmp_path, "t-0", 2, segment([*batches(100, 120), *batches(120, 140, 2)], [(0, 0), (2, 120)]))
     put(tmp_path, "t-0", 3, segment(batches(120, 400, 1), [(0, 0), (1, 120)]))
     assert Shown(tmp_path, put).logs() == data(batches(0, 120), batches(120, 140, 2))
 
 
-def test_two_leaders_of_one_epoch_cannot_be_decided(tmp_path, put):
+def test_two_leaders_of_one_epoch_are_a_problem(tmp_path, put):
     put(tmp_path, "t-0", 1, segment(batches(0, 100, 1), [(0, 0), (1, 50)]))
     put(tmp_path, "t-0", 2, segment(batches(0, 120, 1), [(0, 0), (1, 60)]))
     with pytest.raises(LogFormatError, match="overlap: expected leader epoch 0 at offset 50, found leader epoch 1"):
         Shown(tmp_path, put).files()
 
 
-def test_other_records_at_the_same_offsets_and_epoch_cannot_be_decided(tmp_path, put):
+def test_different_records_at_equal_offsets_and_epoch_are_a_problem(tmp_path, put):
     put(tmp_path, "t-0", 1, segment(batches(0, 100)))
     put(tmp_path, "t-0", 2, segment(batches(50, 150, tag="other")))
     with pytest.raises(LogFormatError, match="the same batch before offset 100 in both copies, found two dif") as e:
@@ -137,7 +137,7 @@ def test_other_records_at_the_same_offsets_and_epoch_cannot_be_decided(tmp_path,
     assert "move those of the other one out of the archive" in str(e.value)
 
 
-def test_copies_whose_batches_have_other_borders_cannot_be_decided(tmp_path, put):
+def test_copies_with_different_batch_boundaries_are_a_problem(tmp_path, put):
     put(tmp_path, "t-0", 1, segment(batches(0, 100, each=10)))
     put(tmp_path, "t-0", 2, segment(batches(45, 145)))
     with pytest.raises(LogFormatError, match="the same batch before offset 100 in both copies, found two different"):
@@ -147,7 +147,7 @@ def test_copies_whose_batches_have_other_borders_cannot_be_decided(tmp_path, put
         Shown(tmp_path, put).files()
 
 
-def test_an_upload_that_did_not_end_is_named_and_does_not_replace_a_whole_one(tmp_path):
+def test_incomplete_upload_is_noted_and_replaces_no_complete_one(tmp_path):
     put_kafka(tmp_path, "t-0", 1, segment(batches(0, 100)))
     put_kafka(tmp_path, "t-0", 2, segment(batches(0, 80)), without=["snapshot", "leader_epoch_checkpoint"])
     put_kafka(tmp_path, "t-0", 3, segment(batches(100, 150)), without=["snapshot"])
@@ -158,7 +158,7 @@ def test_an_upload_that_did_not_end_is_named_and_does_not_replace_a_whole_one(tm
     assert "or lost objects; its log is used" in shown.notes()
 
 
-def test_a_half_written_log_counts_up_to_its_last_whole_batch(tmp_path):
+def test_partial_log_is_used_up_to_its_last_complete_batch(tmp_path):
     put_kafka(tmp_path, "t-0", 1, segment(batches(0, 100)))
     folder = put_kafka(tmp_path, "t-0", 2, segment(batches(100, 150)), without=["index", "timeindex", "snapshot"])
     log = folder / f"100-{segment_id(2)}.log"
@@ -167,7 +167,7 @@ def test_a_half_written_log_counts_up_to_its_last_whole_batch(tmp_path):
     assert Shown(tmp_path, put_kafka).logs() == data(batches(0, 200))
 
 
-def test_side_files_without_their_log_are_an_index_without_its_log(tmp_path, put):
+def test_remote_side_files_without_a_log_are_a_problem(tmp_path, put):
     put(tmp_path, "t-0", 1, segment(batches(0, 100)))
     put(tmp_path, "t-0", 2, segment(batches(100, 150)), without=["log"])
     shown = Shown(tmp_path, put)
@@ -177,7 +177,7 @@ def test_side_files_without_their_log_are_an_index_without_its_log(tmp_path, put
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_a_log_without_its_manifest_counts_if_it_can_be_read(tmp_path, compressed):
+def test_readable_log_without_a_manifest_is_used(tmp_path, compressed):
     put_aiven(tmp_path, "t-0", 1, segment(batches(0, 100)))
     put_aiven(tmp_path, "t-0", 2, segment(batches(100, 150)), compressed=compressed, without=["rsm-manifest"])
     shown = Shown(tmp_path, put_aiven)
@@ -197,7 +197,7 @@ def test_later_uploads_are_found(tmp_path, put):
     assert shown.starts() == [0, 100]
 
 
-def test_recursive_listings_show_all_bytes_also_those_that_do_not_count(tmp_path, put):
+def test_recursive_listing_includes_ignored_uploads(tmp_path, put):
     put(tmp_path, "t-0", 1, segment(batches(0, 100)))
     put(tmp_path, "t-0", 2, segment(batches(0, 150)))
     shown = Shown(tmp_path, put)
@@ -209,7 +209,7 @@ def test_recursive_listings_show_all_bytes_also_those_that_do_not_count(tmp_path
     assert shown.view.get_file_info(strays[0].path).size == strays[0].size
 
 
-def test_recursive_listings_show_all_logs_where_nothing_can_be_chosen(tmp_path):
+def test_recursive_listing_includes_undecidable_uploads(tmp_path):
     put_kafka(tmp_path, "t-0", 1, segment(batches(0, 100)))
     put_kafka(tmp_path, "t-0", 2, segment(batches(50, 150, tag="other")))
     put_aiven(tmp_path, "t-1", 3, segment(batches(0, 50)), encryption={"dataKey": "x", "aad": "y"})
@@ -230,7 +230,7 @@ def test_recursive_listings_show_all_logs_where_nothing_can_be_chosen(tmp_path):
 
 @pytest.mark.parametrize("compressed", [True, False])
 @pytest.mark.parametrize("chunk", [100, 4096, 1 << 20])
-def test_chunks_of_any_size_give_the_log(tmp_path, compressed, chunk):
+def test_log_is_read_from_chunks_of_any_size(tmp_path, compressed, chunk):
     one = segment(batches(0, 300))
     put_aiven(tmp_path, "t-0", 1, one, chunk=chunk, compressed=compressed)
     shown = Shown(tmp_path, put_aiven)
@@ -258,7 +258,7 @@ def test_chunks_of_any_size_give_the_log(tmp_path, compressed, chunk):
         ({"segmentIndexes": []}, "expected the chunks and indexes of a segment"),
     ],
 )  # fmt: skip
-def test_a_manifest_that_cannot_be_is_an_error_with_its_path(tmp_path, manifest, words):
+def test_invalid_manifest_is_an_error_with_its_path(tmp_path, manifest, words):
     folder = put_aiven(tmp_path, "t-0", 1, segment(batches(0, 100)), **manifest)
     with pytest.raises(LogFormatError, match=re.escape(words)) as e:
         Shown(tmp_path, put_aiven).files()
@@ -268,14 +268,14 @@ def test_a_manifest_that_cannot_be_is_an_error_with_its_path(tmp_path, manifest,
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"[]", b"1", b"\xff", b'{"version": "1"}', b'{"version": "1", "chunkIndex": 3}']
 )
-def test_a_file_that_is_no_manifest_is_an_error(tmp_path, text):
+def test_malformed_manifest_is_an_error(tmp_path, text):
     folder = put_aiven(tmp_path, "t-0", 1, segment(batches(0, 100)))
     next(folder.glob("*.rsm-manifest")).write_bytes(text)
     with pytest.raises(LogFormatError, match="side_file: expected"):
         Shown(tmp_path, put_aiven).files()
 
 
-def test_a_damaged_chunk_or_a_short_object_is_named(tmp_path):
+def test_damaged_chunk_or_short_object_is_reported(tmp_path):
     one = segment(batches(0, 300))
     folder = put_aiven(tmp_path, "t-0", 1, one)
     shown = Shown(tmp_path, put_aiven)

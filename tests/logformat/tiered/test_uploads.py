@@ -43,7 +43,7 @@ def test_segments_without_copies_keep_their_names_and_indexes(tmp_path):
     assert shown.view.get_file_info([f"{tmp_path}/t-1", shown.path])[0].type == pafs.FileType.NotFound
 
 
-def test_two_brokers_copies_with_other_borders_are_one_log(tmp_path):
+def test_uploads_of_two_brokers_are_joined_to_one_log(tmp_path):
     put_pinterest(tmp_path, "t-0", 1, segment(batches(0, 80)))
     put_pinterest(tmp_path, "t-0", 1, segment(batches(80, 160)))
     later = [*batches(160, 200), *batches(200, 260, 1)]
@@ -62,7 +62,7 @@ def test_two_brokers_copies_with_other_borders_are_one_log(tmp_path):
 
 
 @pytest.mark.parametrize("epochs", [(0, 1), (2, 3)])
-def test_the_newest_leader_decides_where_an_unclean_election_cut_the_log(tmp_path, epochs):
+def test_newest_leader_decides_after_an_unclean_election(tmp_path, epochs):
     """Two elections in the same log: the copies after the second contain no offsets of the first leader."""
     old, new = epochs
     put_pinterest(tmp_path, "t-0", 1, segment(batches(0, 100)))
@@ -78,14 +78,14 @@ def test_the_newest_leader_decides_where_an_unclean_election_cut_the_log(tmp_pat
     assert f"offsets 240 to 299 of leader epoch {new} left out" in notes
 
 
-def test_copies_of_one_epoch_that_differ_cannot_be_decided(tmp_path):
+def test_differing_uploads_of_one_epoch_are_a_problem(tmp_path):
     put_pinterest(tmp_path, "t-0", 1, segment(batches(0, 100)))
     put_pinterest(tmp_path, "t-0", 2, segment(batches(60, 150, tag="other")))
     with pytest.raises(LogFormatError, match="the same batch before offset 100 in both copies, found two dif"):
         Shown(tmp_path).files()
 
 
-def test_a_log_directory_beside_them_is_shown_as_it_is(tmp_path):
+def test_log_directory_beside_uploads_is_listed_unchanged(tmp_path):
     put_pinterest(tmp_path, "t-1", 1, segment(batches(0, 50)))
     put_kafka(tmp_path, "t-2", 1, segment(batches(0, 50)))
     folder = put_pinterest(tmp_path, "t-0", 1, segment(batches(0, 50)))

@@ -94,7 +94,7 @@ def batch(draw):
 @example([Batch(0, 2**31 - 1, (), base_timestamp=2**63 - 1, max_timestamp=-(2**63))])
 @settings(max_examples=40)
 @given(st.lists(batch(), min_size=1, max_size=3))
-def test_drawn_batch_equals_the_twin_and_round_trips(drawn):
+def test_random_batch_equals_the_twin_and_is_read_as_written(drawn):
     data, start = b"", 0
     for one in drawn:
         moved = start - one.base_offset  # offsets rise from batch to batch
@@ -111,7 +111,7 @@ def test_drawn_batch_equals_the_twin_and_round_trips(drawn):
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_golden_logs_round_trip(cases, name, tmp_path):
+def test_golden_logs_are_equal_after_conversion_to_magic_3_and_back(cases, name, tmp_path):
     """Batches of magic 2 come back; bytes are the same where our codec writes what a broker's does."""
     for partition in cases[name].partitions:
         for path in files_in(cases[name].input(partition)):
@@ -151,7 +151,7 @@ def record(fields: bytes) -> bytes:
     ],
 )
 @pytest.mark.parametrize("codec", [NONE, ZSTD])
-def test_a_body_that_its_fields_do_not_give_again_stays_as_it_is(body, count, codec):
+def test_body_that_cannot_be_reproduced_is_copied(body, count, codec):
     head = bytearray(Batch(0, 5, base_timestamp=7, max_timestamp=9).encoded().data)
     struct.pack_into(">i", head, 57, count)
     head[22] |= codec
@@ -214,7 +214,7 @@ def read(raw, keys_only):
 
 
 @pytest.mark.parametrize("codec", [NONE, ZSTD])
-def test_every_changed_byte_is_named_or_means_what_the_twin_reads(codec, tmp_path):
+def test_changed_byte_is_an_error_or_is_read_as_by_the_twin(codec, tmp_path):
     """Bytes behind the checksum change one by one, and the checksum is made to fit again."""
     named = equal = 0
     for whole in map(v3.to_v3, three_batches(codec)):
@@ -240,7 +240,7 @@ def test_every_changed_byte_is_named_or_means_what_the_twin_reads(codec, tmp_pat
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_keys_only_reads_no_payload(codec):
+def test_reading_keys_only_skips_payloads(codec):
     """A payloads section that cannot be read is no obstacle, and is one for who wants values."""
     data = log.data_batch(0, [(i, b"k%d" % i, hashlib.sha512(bytes([i])).digest()) for i in range(50)], codec=NONE)
     whole, _ = convert(packed(replace(data, codec=codec)).data, 3)
@@ -252,14 +252,14 @@ def test_keys_only_reads_no_payload(codec):
 
 
 @pytest.mark.parametrize("keys_only", [False, True])
-def test_a_batch_without_records_has_none(keys_only):
+def test_empty_batch_has_no_records(keys_only):
     """Compaction keeps such a batch for its producer's sequence numbers."""
     data = v3.to_v3(Batch(0, 5, producer_id=7, max_timestamp=9).encoded().data)
     assert read(np.frombuffer(data, np.uint8), keys_only) == []
     assert read(np.frombuffer(signed(bytearray(data + b"x")), np.uint8), keys_only=False) is None
 
 
-def test_the_other_magic_never_has_a_checksum_that_fits():
+def test_checksum_is_invalid_for_the_other_magic():
     v2 = log.data_batch(0, [(1, b"k", b"v")]).data
     for data, other in ((bytearray(v2), 3), (bytearray(v3.to_v3(v2)), 2)):
         data[16] = other
@@ -275,7 +275,7 @@ def test_sections_above_the_limit_are_refused(tmp_path):
     assert segment.to_arrow(["key"]).num_rows == 50
 
 
-def test_a_batch_that_only_magic_3_puts_above_the_limit_stays():
+def test_batch_that_exceeds_the_limit_in_magic_3_is_copied():
     """Steps between timestamps that jump take more bytes than their deltas."""
     data = log.data_batch(0, [(2**60 * (i % 2), b"k", b"v") for i in range(100)]).data
     raw, rows = read_rows(data)

@@ -127,7 +127,7 @@ def plain(table):
 @settings(deadline=None, max_examples=40)  # the first example compiles
 @given(st.integers(0, 2**40), st.lists(batch(), max_size=6), HOSTILE, st.data())
 @example(0, [], {"chunk_bytes": 64, "max_rows": 3, "max_bytes": 100, "soft_bytes": 1}, None)
-def test_written_and_read_back(base_offset, batches, hostile, data):
+def test_records_are_read_as_written(base_offset, batches, hostile, data):
     expected = expected_batches(base_offset, batches)
     with tempfile.TemporaryDirectory() as folder:
         with SegmentWriter(Path(folder) / "a-b-3", base_offset) as writer:
@@ -167,7 +167,7 @@ def test_written_and_read_back(base_offset, batches, hostile, data):
 @pytest.mark.long
 @settings(deadline=None)
 @given(st.lists(RECORD, min_size=1, max_size=20), st.integers(70, 600), st.integers(1, 5), st.integers(0, 2**31 - 1))
-def test_cut_into_batches(rows, max_bytes, max_records, sequence):
+def test_records_are_divided_into_batches(rows, max_bytes, max_records, sequence):
     whole, records, _ = expected_batches(5, [(0, rows, 0, BatchOptions())])[0]
     options = BatchOptions(
         max_batch_bytes=max_bytes,
@@ -189,7 +189,7 @@ def test_cut_into_batches(rows, max_bytes, max_records, sequence):
             assert len(encode_batch(more)) > max_bytes, "a batch is as large as it may be"
 
 
-def test_sliced_columns_and_other_forms():
+def test_sliced_and_text_columns_are_written():
     """Slices of slices, text keys, no columns: what users have at hand."""
     table = arrow_records(
         [Row(b"k%d" % i, None if i % 3 else b"v%d" % i, i, i, (("h", b"%d" % i),) * i) for i in range(9)]
@@ -208,7 +208,7 @@ def test_sliced_columns_and_other_forms():
     assert decode_log(encode_batches(times, 0, BatchOptions()).tobytes())[0].max_timestamp == 1500
 
 
-def test_timestamps_at_the_ends_of_their_type(tmp_path):
+def test_smallest_and_largest_timestamps_are_written(tmp_path):
     ends = [2**63 - 1, -(2**63), 0, -1, (2**63 - 1) // 1000, (2**63 - 1) // 1000 + 1]
     with SegmentWriter(tmp_path, 0) as writer:
         writer.append_records(arrow_records([Row(b"k", b"v", None, t) for t in ends]))
@@ -231,7 +231,7 @@ def test_timestamps_at_the_ends_of_their_type(tmp_path):
         ({"key": [b"a"], "headers": [[None]]}, {}, "a header that is null"),
     ],
 )
-def test_records_that_no_batch_can_hold(records, options, message):
+def test_records_too_large_for_a_batch_are_refused(records, options, message):
     from lastkey.logformat.schemas import HEADERS
 
     kinds = {"key": pa.binary(), "offset": pa.int64(), "headers": HEADERS}
@@ -240,7 +240,7 @@ def test_records_that_no_batch_can_hold(records, options, message):
         encode_batches(table, 0, BatchOptions(**options))
 
 
-def test_offsets_too_far_apart_for_one_batch():
+def test_offsets_too_far_apart_for_one_batch_are_divided():
     table = pa.record_batch({"key": pa.array([b"a", b"b", b"c"]), "offset": pa.array([0, 2**31 - 1, 2**31])})
     first, second = decode_log(encode_batches(table, 0, BatchOptions()).tobytes())
     assert [(first.base_offset, first.last_offset), second.base_offset] == [(0, 2**31 - 1), 2**31]

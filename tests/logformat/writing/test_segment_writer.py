@@ -26,7 +26,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_segment_is_written_with_all_its_side_files(tmp_path):
+def test_segment_is_written_with_all_side_files(tmp_path):
     log = write_segment(tmp_path / "t-0", "a=1 | {pid=7 txn} b=2 | {pid=7 abort coordinator=3}", 40)
     stem = f"{40:020d}"
     assert names(log.parent) == [f"{stem}.{k}" for k in ("index", "log", "timeindex", "txnindex")] + [
@@ -38,7 +38,7 @@ def test_a_segment_is_written_with_all_its_side_files(tmp_path):
     assert (producer["producer_id"], producer["last_offset"], producer["coordinator_epoch"]) == (7, 41, 3)
 
 
-def test_indexes_as_the_twin(tmp_path):
+def test_written_indexes_equal_the_twin(tmp_path):
     with SegmentWriter(tmp_path, 10, index_interval_bytes=300) as writer:
         for i in range(40):
             writer.append_records(arrow_records([Row(b"k", b"v" * (7 * i % 90), 10 + i, 1000 + 13 * i % 50)]))
@@ -51,7 +51,7 @@ def test_indexes_as_the_twin(tmp_path):
     assert len(stem.with_suffix(".timeindex").read_bytes()) == 12 * len(times)
 
 
-def test_marker_is_as_kafkas(tmp_path):
+def test_written_marker_equals_that_of_kafka(tmp_path):
     with SegmentWriter(tmp_path, 5) as writer:
         [row] = writer.append_marker(producer_id=9, producer_epoch=2, commit=True, timestamp=77)
     data = (tmp_path / f"{5:020d}.log").read_bytes()
@@ -102,7 +102,7 @@ def test_failed_segment_has_no_index(tmp_path):
     assert names(tmp_path) == [f"{0:020d}.log"]
 
 
-def test_close_twice_and_options(tmp_path):
+def test_writer_can_be_closed_twice_and_validates_options(tmp_path):
     writer = SegmentWriter(tmp_path, 0)
     with pytest.raises(TypeError, match="either options"):
         from lastkey.logformat.writing.encode import BatchOptions
@@ -116,7 +116,7 @@ def test_close_twice_and_options(tmp_path):
     assert names(tmp_path)[-1] == f"{0:020d}.timeindex"
 
 
-def test_transactions_over_segments(tmp_path):
+def test_transactions_can_span_segments(tmp_path):
     producers = ProducerState()
     with SegmentWriter(tmp_path, 0, producers=producers) as first:
         first.append_records(ONE, producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
@@ -145,7 +145,7 @@ def test_refused_marker_does_not_end_a_transaction(tmp_path):
     assert (aborted["first_offset"], aborted["last_offset"]) == (0, end)
 
 
-def test_other_file_systems(tmp_path):
+def test_segment_is_written_to_other_file_systems(tmp_path):
     filesystem = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
     with SegmentWriter("x/t-0", 0, filesystem) as writer:
         writer.append_records(ONE)
@@ -153,7 +153,7 @@ def test_other_file_systems(tmp_path):
     assert open_segment(tmp_path / "x" / "t-0" / f"{0:020d}.log").topic == "t"
 
 
-def test_empty_batches_and_horizons(tmp_path):
+def test_empty_batches_and_delete_horizons_are_written(tmp_path):
     log = write_segment(
         tmp_path, "{last=4 pid=3 seq=8 max_ts=99} | {horizon=5000 ts=1} a=- b=- | {append_time=7 ts=3} c=1"
     )
@@ -164,7 +164,7 @@ def test_empty_batches_and_horizons(tmp_path):
     assert (appended.append_time, appended.records[0].timestamp, appended.base_timestamp) == (True, 7, 3)
 
 
-def test_a_log_from_text_is_written_and_shown_so(tmp_path):
+def test_log_described_as_text_is_printed_as_the_same_text(tmp_path):
     files = write_partition(
         tmp_path / "t-0",
         "a=1 b=2 a=3 | {codec=lz4} a=- =4 -=x || {pid=7 txn} a=1 | {pid=7 commit} | {base=20 last=25} d=4@22~5"
@@ -183,7 +183,7 @@ def test_a_log_from_text_is_written_and_shown_so(tmp_path):
         write_segment(tmp_path / "x", "a")
 
 
-def test_sequences_continue(tmp_path):
+def test_sequences_continue_over_batches(tmp_path):
     log = write_segment(
         tmp_path, "{pid=7} a=1 b=2 | {pid=8} c=3 | {pid=7} d=4 | {pid=7 seq=2147483647} e=5 f=6 | {pid=7} g=7"
     )
@@ -192,7 +192,7 @@ def test_sequences_continue(tmp_path):
     assert isinstance(table, pa.Table)
 
 
-def test_the_package_offers_the_writer(tmp_path):
+def test_package_exports_the_writer(tmp_path):
     """As the package's docstring has it."""
     with logformat.SegmentWriter(tmp_path / "orders-0", 0) as writer:
         writer.append_records(pa.record_batch({"key": [b"a"], "value": [b"1"], "offset": [0], "timestamp_ms": [0]}))

@@ -51,7 +51,7 @@ def offsets(found: Committed) -> dict[tuple[str, str, int], Any]:
     return {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in rows}
 
 
-def test_the_last_commit_of_each_key_and_the_type_of_its_group(tmp_path):
+def test_last_commit_of_each_key_and_the_type_of_its_group_are_read(tmp_path):
     log = [
         group_record("g", GROUP_METADATA),
         commit("g", "t", 0, 5, metadata="first"),
@@ -80,7 +80,7 @@ def test_the_last_commit_of_each_key_and_the_type_of_its_group(tmp_path):
     assert found.unknown_because("nobody") is None
 
 
-def test_streams_groups_of_a_real_broker(tmp_path):
+def test_streams_groups_of_a_broker_are_read(tmp_path):
     with tarfile.open(STREAMS_GROUPS) as packed:
         packed.extractall(tmp_path, filter="data")
     said = json.loads((tmp_path / "committed.json").read_text())
@@ -94,7 +94,7 @@ def test_streams_groups_of_a_real_broker(tmp_path):
     assert found == expected
 
 
-def test_commits_behind_an_open_transaction_count_and_its_own_do_not(tmp_path):
+def test_commits_after_an_open_transaction_are_used_and_its_own_are_not(tmp_path):
     """A consumer of committed data would see nothing from the open transaction on; a coordinator does."""
     log = [
         in_transaction(1, commit("g", "t", 0, 10), commit("g", "t", 1, 11)),
@@ -123,7 +123,7 @@ EVENTS = st.lists(
 @pytest.mark.long
 @settings(max_examples=60)
 @given(EVENTS, st.booleans())
-def test_any_history_ends_as_a_coordinator_replays_it(tmp_path_factory, events, tiny):
+def test_committed_offsets_equal_the_replay_of_a_coordinator(tmp_path_factory, events, tiny):
     folder, coordinator = tmp_path_factory.mktemp("replay") / "__consumer_offsets-0", GroupCoordinator()
     segments: list[list[Any]] = [[]]
     for offset, (kind, producer, group, partition) in enumerate(event for event in events if event[0] != "roll"):
@@ -156,7 +156,7 @@ def test_any_history_ends_as_a_coordinator_replays_it(tmp_path_factory, events, 
 # -- what cannot be read
 
 
-def test_a_damaged_partition_leaves_its_own_groups_unknown_and_no_others(tmp_path):
+def test_damaged_partition_makes_only_its_groups_unknown(tmp_path):
     groups = {partition_for(name, 2): name for name in ("a", "b", "c", "d")}
     for number, name in groups.items():
         write_log(tmp_path / f"__consumer_offsets-{number}", [[commit(name, "t", 0, 5), commit(name, "t", 1, 6)]])
@@ -172,7 +172,7 @@ def test_a_damaged_partition_leaves_its_own_groups_unknown_and_no_others(tmp_pat
     assert found.unknown_because(groups[1]) is None
 
 
-def test_a_transaction_whose_marker_is_lost_in_damage_does_not_take_the_next_marker(tmp_path):
+def test_transaction_with_a_damaged_marker_does_not_use_the_next_marker(tmp_path):
     log = [
         in_transaction(1, commit("g", "t", 0, 10)),
         end(1, commit=False),
@@ -187,7 +187,7 @@ def test_a_transaction_whose_marker_is_lost_in_damage_does_not_take_the_next_mar
     assert not found.rows["certain"][0].as_py() and len(found.problems) == 1
 
 
-def test_a_missing_partition_leaves_its_groups_unknown(tmp_path):
+def test_missing_partition_makes_its_groups_unknown(tmp_path):
     write_log(tmp_path / "__consumer_offsets-1", [[commit(next(g for g in "abc" if partition_for(g, 2)), "t", 0, 5)]])
     found = read(tmp_path)
     missing = next(f"new{i}" for i in range(9) if partition_for(f"new{i}", 2) == 0)
@@ -195,7 +195,7 @@ def test_a_missing_partition_leaves_its_groups_unknown(tmp_path):
     assert gather([]).unknown_because("any") == "there is no __consumer_offsets"
 
 
-def test_a_missing_segment_leaves_its_groups_unknown_unless_gaps_are_accepted(tmp_path):
+def test_missing_segment_makes_its_groups_unknown_unless_gaps_are_accepted(tmp_path):
     folder = write_log(tmp_path / "__consumer_offsets-0", [[commit("g", "t", i, 5)] for i in range(3)])
     (folder / "00000000000000000001.log").unlink()
     found = read(tmp_path)
@@ -205,7 +205,7 @@ def test_a_missing_segment_leaves_its_groups_unknown_unless_gaps_are_accepted(tm
     assert gather([read_commits(partition, accept_gaps=True)]).rows["certain"].to_pylist() == [True, True]
 
 
-def test_unknown_records_are_named(tmp_path):
+def test_unknown_records_are_noted(tmp_path):
     log = [
         commit("g", "t", 0, 5),
         Row(b"\0\x63new", b"\0\0"),
@@ -228,14 +228,14 @@ def test_unknown_records_are_named(tmp_path):
     assert offsets(found) == {("g", "t", 0): 5, ("g", "t", 1): None, ("g", "t", 2): None}
 
 
-def test_a_commit_whose_group_cannot_be_read_leaves_the_partition_unknown(tmp_path):
+def test_commit_with_an_unreadable_group_makes_the_partition_unknown(tmp_path):
     log = [commit("g", "t", 0, 5), Row(commit_key("other", "t", 0)[:-2], commit_value(1))]
     found = read(write_log(tmp_path / "__consumer_offsets-0", [log]).parent)
     assert found.rows["certain"].to_pylist() == [False]
     assert found.unknown_because("other") == "__consumer_offsets-0 could not be read whole"
 
 
-def test_a_group_outside_of_its_partition_is_named_and_its_own_partition_decides(tmp_path):
+def test_group_in_a_wrong_partition_is_noted_and_ignored(tmp_path):
     home = partition_for("g", 2)
     write_log(tmp_path / f"__consumer_offsets-{home}", [[commit("g", "t", 0, 5)]])
     write_log(tmp_path / f"__consumer_offsets-{1 - home}", [[commit("g", "t", 0, 99), commit("g", "t", 1, 7)]])
@@ -250,7 +250,7 @@ def test_a_group_outside_of_its_partition_is_named_and_its_own_partition_decides
 # -- share groups
 
 
-def test_a_share_group_from_its_snapshot_and_updates(tmp_path):
+def test_share_group_state_is_built_from_its_snapshot_and_updates(tmp_path):
     acknowledged, archived, released = 2, 4, 0
     of = "s", ID, 0
     log = [
@@ -292,7 +292,7 @@ BATCHES = st.lists(
 
 
 @given(st.lists(st.tuples(st.sampled_from([-1, -1, 5, 17, 30]), BATCHES), min_size=1, max_size=6))
-def test_folds_of_batches_as_an_offset_at_a_time(drawn):
+def test_merged_state_batches_equal_a_merge_by_offset(drawn):
     one = SharePartition()
     for number, (start, batches) in enumerate(drawn):
         (one.update if number else one.snapshot)(start, batches)
@@ -301,7 +301,7 @@ def test_folds_of_batches_as_an_offset_at_a_time(drawn):
     assert [o for first, last in delivered_ranges(changes) for o in range(first, last + 1)] == one.delivered()
 
 
-def test_a_hundred_thousand_batches_over_each_other_cost_little():
+def test_merging_many_overlapping_batches_is_fast():
     n = 100_000
     batches = np.zeros(n, BATCH)
     batches["first"], batches["last"], batches["count"] = np.arange(n), 10**15 - np.arange(n), 1
@@ -314,11 +314,11 @@ def test_a_hundred_thousand_batches_over_each_other_cost_little():
 @pytest.mark.parametrize(
     ("name", "partition"), [("", 0), ("g", 3), ("ü\U0001f600", 21), ("polygenelubricants", 0), ("my-group", 12)]
 )
-def test_partition_of_a_group(name, partition):
+def test_partition_of_a_group_equals_that_of_kafka(name, partition):
     assert partition_for(name, 50) == partition
 
 
-def test_a_hole_that_a_cleaner_made_leaves_no_group_unknown(tmp_path):
+def test_offsets_removed_by_a_cleaner_make_no_group_unknown(tmp_path):
     """Segments far behind the hole show that a cleaner was there, and nothing else does."""
     folder = write_log(tmp_path / "__consumer_offsets-0", [[commit("g", "t", i, 5)] for i in range(12)])
     for name in ("log", "index", "timeindex"):

@@ -90,7 +90,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_lags_of_drawn_logs_as_plain_code_counts_them(tmp_path: Path, seed: int, apart: bool) -> None:
+def test_lags_of_random_logs_equal_those_of_plain_code(tmp_path: Path, seed: int, apart: bool) -> None:
     records, positions, told = drawn_case(random.Random(seed))
     every = [position for of in positions.values() for position in of]
     edges = [edge for position in every for first, last in position.ranges for edge in (first, last + 1)]

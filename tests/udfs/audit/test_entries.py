@@ -147,7 +147,7 @@ def run(tmp_path: Path, limit: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.process
-def test_a_process_that_ends_while_threads_write_is_not_aborted(tmp_path: Path) -> None:
+def test_process_exit_during_writes_of_threads_does_not_abort(tmp_path: Path) -> None:
     """Arrow's writer must call no stream of Python's: the interpreter may be gone."""
     for _ in range(3):
         done = run(tmp_path, "none")
@@ -156,6 +156,6 @@ def test_a_process_that_ends_while_threads_write_is_not_aborted(tmp_path: Path) 
 
 @pytest.mark.process
 @pytest.mark.parametrize("limit", [0, 10_000])
-def test_a_file_that_cannot_grow_is_an_error_of_the_system(tmp_path: Path, limit: int) -> None:
+def test_file_that_cannot_grow_is_an_os_error(tmp_path: Path, limit: int) -> None:
     done = run(tmp_path, str(limit))
     assert done.returncode == 4 and "File too large" in done.stdout, done.stderr

@@ -63,7 +63,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("n_ranges", [1, 7])
 @pytest.mark.parametrize("seed", range(5))
-def test_drawn_records(tmp_path: Path, seed: int, n_ranges: int) -> None:
+def test_random_records_give_the_results_of_plain_code(tmp_path: Path, seed: int, n_ranges: int) -> None:
     """Some of the reads hold an entry for each record, others for the versions between cuts; one does not count."""
     rng = random.Random(seed)
     rows, files = records(rng, 600), dict[str, list[Shown]]()

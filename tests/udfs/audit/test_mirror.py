@@ -71,7 +71,7 @@ SPREAD = {f"t{n:04}" for n in range(0, CASES, 2)}
     ],
     ids=lambda options: "-".join(options) or "default",
 )  # fmt: skip
-def test_every_key_as_the_twin_judges_it(
+def test_every_key_has_the_finding_of_the_twin(
     tmp_path: Path, drawn: tuple[list[Seen], list[Seen]], options: Options
 ) -> None:
     a, b = drawn
@@ -83,7 +83,7 @@ def test_every_key_as_the_twin_judges_it(
         assert loose == without_key(a, b, options.get("spread", ()))  # type: ignore[arg-type]
 
 
-def test_places_show_each_finding(tmp_path: Path) -> None:
+def test_each_finding_has_its_offsets(tmp_path: Path) -> None:
     def seen(offset: int, key: bytes | None, value: str | None) -> Seen:
         return Seen("t", 0, offset, 1000 + offset, key, value)
 
@@ -106,5 +106,5 @@ def test_places_show_each_finding(tmp_path: Path) -> None:
     assert [counts[name] for name in names] == [1, 2, 1, 1, 0]
 
 
-def test_no_records(tmp_path: Path) -> None:
+def test_empty_sides_have_no_findings(tmp_path: Path) -> None:
     assert len(answer(tmp_path, [], [], {})) == 0

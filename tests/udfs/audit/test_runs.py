@@ -24,7 +24,7 @@ def test_ranges_cover_all_bins(rows: int, most: int) -> None:
 @pytest.mark.parametrize("n_hashes", [300, 6, 1], ids=["good hashes", "poor hashes", "none"])
 @pytest.mark.parametrize("few", [True, False], ids=["small groups", "large groups"])
 @pytest.mark.parametrize("seed", range(4))
-def test_groups_are_exact_whatever_the_hashes(seed: int, few: bool, n_hashes: int) -> None:
+def test_groups_are_exact_despite_hash_collisions(seed: int, few: bool, n_hashes: int) -> None:
     """A group's rows are in order, A's first, also where many are out of order; slots may be shared by all groups."""
     rng = random.Random(seed)
     n, n_units = (300, 60) if few else (2000, 3)
@@ -45,7 +45,7 @@ def test_groups_are_exact_whatever_the_hashes(seed: int, few: bool, n_hashes: in
     assert all(np.all(np.diff(plain.order[a:b]) > 0) for a, b in zip(plain.starts, plain.ends, strict=True))
 
 
-def test_reductions() -> None:
+def test_group_reductions_return_first_last_and_sum() -> None:
     groups = Groups(np.arange(5), np.array([0, 2]))
     valid = np.array([False, False, True, False, True])
     assert (first_valid(groups, valid).tolist(), last_valid(groups, valid).tolist()) == ([-1, 2], [-1, 4])

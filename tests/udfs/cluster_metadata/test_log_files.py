@@ -33,7 +33,7 @@ def settings(metadata):
     return {name: metadata.image.get_settings(TOPIC, name) for name in metadata.image.topics}
 
 
-def test_the_newest_value_wins_and_null_removes(tmp_path):
+def test_newest_value_of_a_setting_is_used_and_null_removes_it(tmp_path):
     write_log(tmp_path / FOLDER, [
         topic("a", 1), config("a", "retention.ms", "1"), config("a", "retention.ms", "2"), config("a", "x", "y"),
         config("a", "x", None), topic("b", 2), config("b", "retention.ms", ""), config("b", "gone", None), NO_OP,
@@ -43,7 +43,7 @@ def test_the_newest_value_wins_and_null_removes(tmp_path):
     assert (found.end_offset, found.time_ms, found.notes) == (9, record_time_ms(8), [])
 
 
-def test_a_topic_made_again_has_nothing_of_the_old_one(tmp_path):
+def test_recreated_topic_has_no_setting_of_the_old_topic(tmp_path):
     write_log(tmp_path, [topic("a", 1), config("a", "x", "y"), removed(1), topic("a", 2), topic("b", 3), removed(3)])
     assert settings(read(tmp_path)) == {"a": {}}
 
@@ -58,7 +58,7 @@ def test_open_metadata_transactions_are_ignored(tmp_path):
     assert found.notes == ["1 records of a transaction that has not ended do not count"]
 
 
-def test_segments_follow_each_other(tmp_path):
+def test_metadata_segments_are_read_in_order_without_gaps(tmp_path):
     write_log(tmp_path, [topic("a", 1), NO_OP])
     second = write_log(tmp_path, [config("a", "x", "1")], 2)
     write_log(tmp_path, [config("a", "x", "2")], 3)
@@ -71,7 +71,7 @@ def test_segments_follow_each_other(tmp_path):
         read(tmp_path)
 
 
-def test_a_newer_kafka_is_named(tmp_path):
+def test_record_types_of_a_newer_kafka_are_noted(tmp_path):
     write_log(tmp_path / "types", [record(99), topic("a", 1), record(99)])
     assert read(tmp_path / "types").notes == ["2 records of type 99, which Kafka 4.4 does not have, were passed over"]
     write_log(tmp_path / "versions", [topic("a", 1), record(4, version=1)])
@@ -90,13 +90,13 @@ def test_a_newer_kafka_is_named(tmp_path):
         [removed(1)], [END], [BEGIN, BEGIN],
     ],
 )  # fmt: skip
-def test_other_records_are_errors(tmp_path, values):
+def test_malformed_metadata_records_are_errors(tmp_path, values):
     write_log(tmp_path, [NO_OP, *values])
     with pytest.raises(LogFormatError, match="record at offset"):
         read(tmp_path)
 
 
-def test_a_cut_anywhere_is_an_error_or_an_earlier_state(tmp_path):
+def test_truncation_is_an_error_or_gives_an_earlier_state(tmp_path):
     path = write_log(tmp_path / "whole", [topic("a", 1), *(config("a", "x", str(n)) for n in range(5))])
     data, states = path.read_bytes(), set()
     for size in range(len(data)):
@@ -108,7 +108,7 @@ def test_a_cut_anywhere_is_an_error_or_an_earlier_state(tmp_path):
     assert states == {None, "0", "1", "2", "3"}
 
 
-def test_changes_since_a_moment(tmp_path):
+def test_later_changes_are_counted(tmp_path):
     write_log(
         tmp_path / FOLDER, [topic("a", 1), config("a", "x", "1"), NO_OP, config("", "y", "1", 4), unregistered(1)]
     )
@@ -125,7 +125,7 @@ def test_changes_since_a_moment(tmp_path):
     assert newer(-1, record_time_ms(3)) is None
 
 
-def test_changes_before_the_log_begins_are_not_known(tmp_path):
+def test_changes_before_the_start_of_the_log_are_unknown(tmp_path):
     write_log(tmp_path / FOLDER, [NO_OP], 10)
     assert "begins at offset 10: what changed between 5 and there" in newer_changes(LOCAL, [str(tmp_path)], 5, -1)
     assert newer_changes(LOCAL, [str(tmp_path)], 10, -1) is None

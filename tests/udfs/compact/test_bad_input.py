@@ -102,7 +102,7 @@ def with_checkpoint(part: Partition, offset: int) -> None:
     (part.root / "cleaner-offset-checkpoint").write_text(f"0\n1\nt 0 {offset}\n")
 
 
-def test_undamaged(part: Partition) -> None:
+def test_undamaged_partition_has_no_problem(part: Partition) -> None:
     checked = part.verify()
     assert not checked.problems and not checked.notes and not checked.not_checked
     assert (checked.segments, checked.batches, checked.records) == (4, 12, 48)
@@ -114,14 +114,14 @@ def test_undamaged(part: Partition) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("at", [23, 30, 40, 45, 52, 55, 60, 61, 70])
-def test_flipped_bit(tmp_path: Path, codec: str, at: int) -> None:
+def test_flipped_bit_is_a_checksum_problem(tmp_path: Path, codec: str, at: int) -> None:
     part = coded(tmp_path, CODECS[codec])
     position = part.positions(INNER)[1]
     flip(part.log(INNER), position + at, 3)
     expect(part, "crc", position)
 
 
-def test_one_bad_batch_does_not_hide_the_next(part: Partition) -> None:
+def test_damaged_batch_does_not_hide_the_next_one(part: Partition) -> None:
     positions = part.positions(INNER)
     for position in positions:
         flip(part.log(INNER), position + 50)
@@ -132,7 +132,7 @@ def test_one_bad_batch_does_not_hide_the_next(part: Partition) -> None:
     ]
 
 
-def test_bad_bodies_do_not_hide_one_another(part: Partition) -> None:
+def test_damaged_bodies_are_each_reported(part: Partition) -> None:
     log, positions = part.log(INNER), part.positions(INNER)
     for position in (positions[0], positions[2]):
         edit(log, position + 61, b"\xff" * 6)
@@ -144,7 +144,7 @@ def test_bad_bodies_do_not_hide_one_another(part: Partition) -> None:
 # -- length
 
 
-def test_length_one_too_many(part: Partition) -> None:
+def test_length_field_too_large_by_one_is_a_problem(part: Partition) -> None:
     position = part.positions(INNER)[1]
     flip(part.log(INNER), position + 11)
     expect(part, "crc", position)
@@ -152,14 +152,14 @@ def test_length_one_too_many(part: Partition) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 13, -1, 48])
-def test_impossible_length(part: Partition, length: int) -> None:
+def test_invalid_length_field_is_a_problem(part: Partition, length: int) -> None:
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", length))
     problem = expect(part, "length", position)
     assert problem.base_offset == INNER + RECORDS
 
 
-def test_length_past_the_end(part: Partition) -> None:
+def test_length_beyond_the_end_is_a_problem(part: Partition) -> None:
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", 1 << 20))
     checked = part.verify()
@@ -169,7 +169,7 @@ def test_length_past_the_end(part: Partition) -> None:
     assert (result.status, result.problem.kind, result.problem.position) == ("uncleanable", "torn_tail", position)
 
 
-def test_length_past_the_end_without_an_index(part: Partition) -> None:
+def test_length_beyond_the_end_without_an_index_is_a_problem(part: Partition) -> None:
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", 1 << 20))
     (part.folder / segment_file(INNER, "index")).unlink()
@@ -196,7 +196,7 @@ def test_unread_bytes_after_damage_without_an_index_are_reported(part: Partition
     "past", [1, RECORDS], ids=["the log would end behind 2^63 - 1", "the last offset wraps around"]
 )
 @pytest.mark.parametrize(("base", "number"), [(INNER, 1), (ACTIVE, 1), (ACTIVE, 2)])
-def test_a_last_offset_that_no_log_can_hold(part: Partition, base: int, number: int, past: int) -> None:
+def test_last_offset_out_of_range_is_a_problem(part: Partition, base: int, number: int, past: int) -> None:
     position = part.positions(base)[number]
     found = 2**63 - 1 - RECORDS + past
     edit(part.log(base), position, struct.pack(">q", found))
@@ -205,7 +205,7 @@ def test_a_last_offset_that_no_log_can_hold(part: Partition, base: int, number: 
     assert problem.found == str(found)
 
 
-def test_the_largest_last_offset_of_all_is_compacted(tmp_path: Path) -> None:
+def test_largest_last_offset_is_compacted(tmp_path: Path) -> None:
     part = Partition(tmp_path / "archive", tmp_path / "store")
     part.folder.mkdir(parents=True)
     end = 2**63 - 1  # log end offset
@@ -224,7 +224,7 @@ def test_the_largest_last_offset_of_all_is_compacted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("high_watermark", [INNER + RECORDS + 1, 2 * INNER, 3 * INNER])
-def test_a_damaged_offset_is_not_the_high_watermark(part: Partition, high_watermark: int) -> None:
+def test_damaged_offset_above_the_high_watermark_is_a_problem(part: Partition, high_watermark: int) -> None:
     """No checksum covers a base offset. A batch that ends in a later segment hides all that is behind it."""
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position, struct.pack(">q", INNER + RECORDS + (1 << 40)))
@@ -238,7 +238,7 @@ def test_a_damaged_offset_is_not_the_high_watermark(part: Partition, high_waterm
 
 @pytest.mark.parametrize("bit", [4, 20, 40])
 @pytest.mark.parametrize("index", [True, False])
-def test_bad_batch_in_the_last_segment_is_no_torn_tail(part: Partition, index: bool, bit: int) -> None:
+def test_damaged_batch_in_the_last_segment_is_not_a_torn_tail(part: Partition, index: bool, bit: int) -> None:
     """Damage its last batch: only the index, or the high watermark, shows that another batch was there."""
     position = part.positions(ACTIVE)[-1]
     base = ACTIVE + 2 * RECORDS
@@ -261,7 +261,7 @@ def test_bad_batch_in_the_last_segment_is_no_torn_tail(part: Partition, index: b
 
 
 @pytest.mark.parametrize("bit", [3, 20, 40])
-def test_bad_batch_before_an_intact_one_is_no_torn_tail(part: Partition, bit: int) -> None:
+def test_damaged_batch_before_an_intact_one_is_not_a_torn_tail(part: Partition, bit: int) -> None:
     position = part.positions(ACTIVE)[1]
     flip(part.log(ACTIVE), position + 7 - bit // 8, bit % 8)
     problem = part.compact(plan=changed(part.plan(), high_watermark=ACTIVE + RECORDS + 1)).problem
@@ -270,9 +270,7 @@ def test_bad_batch_before_an_intact_one_is_no_torn_tail(part: Partition, bit: in
 
 
 @pytest.mark.parametrize("mtime_s", [0, -5, 1])
-def test_a_legacy_tombstone_stays_while_nothing_is_clean_whatever_the_time_of_its_file(
-    part: Partition, mtime_s: int
-) -> None:
+def test_legacy_tombstone_is_kept_while_nothing_is_clean(part: Partition, mtime_s: int) -> None:
     part.write(0, [data_batch(0, [(START_MS, b"only here", None)], magic=1)])
     os.utime(part.log(0), (mtime_s, mtime_s))
     plan = part.plan()
@@ -286,7 +284,7 @@ def test_a_legacy_tombstone_stays_while_nothing_is_clean_whatever_the_time_of_it
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("change", [-1, -4, 1, 1000])
-def test_wrong_record_count(tmp_path: Path, codec: str, change: int) -> None:
+def test_wrong_record_count_is_a_problem(tmp_path: Path, codec: str, change: int) -> None:
     part = coded(tmp_path, CODECS[codec])
     log, position = part.log(INNER), part.positions(INNER)[1]
     edit(log, position + 57, struct.pack(">i", RECORDS + change))
@@ -298,7 +296,7 @@ def test_wrong_record_count(tmp_path: Path, codec: str, change: int) -> None:
     assert [(p.kind, p.position) for p in part.verify().problems] == [("count", result.problem.position)]
 
 
-def test_more_records_than_its_bytes_could_hold(part: Partition) -> None:
+def test_record_count_above_the_possible_maximum_is_a_problem(part: Partition) -> None:
     """The offsets leave room for the false count, the bytes do not: the reader allocates no array of that size."""
     base = INNER + 2 * RECORDS
     batch = batch_at(base)
@@ -317,7 +315,7 @@ def test_more_records_than_its_bytes_could_hold(part: Partition) -> None:
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
-def test_body_that_is_cut(tmp_path: Path, codec: str) -> None:
+def test_truncated_body_is_a_problem(tmp_path: Path, codec: str) -> None:
     part = coded(tmp_path, CODECS[codec])
     log, position = part.log(INNER), part.positions(INNER)[1]
     body = log.read_bytes()[position + 61 : part.positions(INNER)[2]]
@@ -326,7 +324,7 @@ def test_body_that_is_cut(tmp_path: Path, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
-def test_body_that_is_noise(tmp_path: Path, codec: str) -> None:
+def test_random_body_is_a_problem(tmp_path: Path, codec: str) -> None:
     part = coded(tmp_path, CODECS[codec])
     log, position = part.log(INNER), part.positions(INNER)[1]
     replace_body(log, position, random.Random(1).randbytes(200))
@@ -334,7 +332,7 @@ def test_body_that_is_noise(tmp_path: Path, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
-def test_bomb(tmp_path: Path, codec: str) -> None:
+def test_decompression_bomb_is_a_problem(tmp_path: Path, codec: str) -> None:
     part = coded(tmp_path, CODECS[codec])
     log, position = part.log(INNER), part.positions(INNER)[1]
     replace_body(log, position, compress(CODECS[codec], bytes(16 << 20)))
@@ -342,7 +340,7 @@ def test_bomb(tmp_path: Path, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", [5, 6, 7])
-def test_unknown_codec(part: Partition, codec: int) -> None:
+def test_unknown_codec_is_a_problem(part: Partition, codec: int) -> None:
     log, position = part.log(INNER), part.positions(INNER)[1]
     edit(log, position + 22, bytes([codec]))
     resign(log, position)
@@ -350,13 +348,13 @@ def test_unknown_codec(part: Partition, codec: int) -> None:
 
 
 @pytest.mark.parametrize("magic", [4, 127, 255])
-def test_unknown_magic(part: Partition, magic: int) -> None:
+def test_unknown_magic_is_a_problem(part: Partition, magic: int) -> None:
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 16, bytes([magic]))
     expect(part, "magic", position)
 
 
-def test_zstd_in_magic_1(part: Partition) -> None:
+def test_zstd_in_magic_1_is_a_problem(part: Partition) -> None:
     record = Record(INNER, START_MS, b"k", b"v")
     message = Batch(INNER, INNER, (record,), magic=1, max_timestamp=START_MS).encoded()
     raw = bytearray(message.data)
@@ -377,14 +375,14 @@ def test_zstd_in_magic_1(part: Partition) -> None:
         (2, b"\xff" * 11, "varint"),  # varint of the timestamp
     ],
 )
-def test_impossible_record(part: Partition, at: int, data: bytes, kind: str) -> None:
+def test_invalid_record_is_a_problem(part: Partition, at: int, data: bytes, kind: str) -> None:
     log, position = part.log(INNER), part.positions(INNER)[1]
     edit(log, position + 61 + at, data)
     resign(log, position)
     expect(part, kind, position + 61)
 
 
-def test_record_offsets_that_fall(part: Partition) -> None:
+def test_decreasing_record_offsets_are_a_problem(part: Partition) -> None:
     batch = batch_at(INNER)
     wrong = replace(batch, records=(batch.records[1], batch.records[0], *batch.records[2:])).encoded()
     part.write(INNER, [wrong, batch_at(INNER + 4), batch_at(INNER + 8)])
@@ -401,12 +399,12 @@ def marker(kind: int, **fields: object) -> Batch:
 
 
 @pytest.mark.parametrize("kind", [2, 6, 77])
-def test_marker_of_another_type(part: Partition, kind: int) -> None:
+def test_marker_of_unknown_type_is_a_problem(part: Partition, kind: int) -> None:
     part.write(INNER, [batch_at(INNER), marker(kind), batch_at(INNER + 8)])
     expect(part, "transaction", part.positions(INNER)[1])
 
 
-def test_control_batch_of_garbage(part: Partition) -> None:
+def test_malformed_control_batch_is_a_problem(part: Partition) -> None:
     part.write(INNER, [batch_at(INNER), marker(0), batch_at(INNER + 8)])
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 61, bytes(range(17)))
@@ -414,7 +412,7 @@ def test_control_batch_of_garbage(part: Partition) -> None:
     expect(part, "transaction", position)
 
 
-def test_batch_that_breaks_into_a_transaction(part: Partition) -> None:
+def test_batch_that_interrupts_a_transaction_is_a_problem(part: Partition) -> None:
     open_one = batch_at(INNER, producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
     plain = batch_at(INNER + 4, producer_id=7, producer_epoch=0, base_sequence=4)
     part.write(INNER, [open_one, plain, batch_at(INNER + 8)])
@@ -424,36 +422,36 @@ def test_batch_that_breaks_into_a_transaction(part: Partition) -> None:
 # -- offsets, names, overlaps
 
 
-def test_batches_out_of_order(part: Partition) -> None:
+def test_batches_out_of_order_are_a_problem(part: Partition) -> None:
     part.write(INNER, [batch_at(INNER), batch_at(INNER + 8), batch_at(INNER + 4)])
     expect(part, "offsets", part.positions(INNER)[2])
 
 
-def test_the_same_batch_twice(part: Partition) -> None:
+def test_duplicate_batch_is_a_problem(part: Partition) -> None:
     part.write(INNER, [batch_at(INNER), batch_at(INNER), batch_at(INNER + 4)])
     expect(part, "offsets", part.positions(INNER)[1])
 
 
-def test_name_above_the_content(part: Partition) -> None:
+def test_file_name_above_the_first_offset_is_a_problem(part: Partition) -> None:
     for kind in ("log", "index", "timeindex"):
         (part.folder / segment_file(INNER, kind)).rename(part.folder / segment_file(INNER + 2, kind))
     expect(part, "name", 0, base=INNER + 2)
 
 
-def test_name_below_the_content(part: Partition) -> None:
+def test_file_name_below_the_previous_end_is_a_problem(part: Partition) -> None:
     """The segment before it then seems to reach into it."""
     for kind in ("log", "index", "timeindex"):
         (part.folder / segment_file(INNER, kind)).rename(part.folder / segment_file(INNER - 3, kind))
     expect(part, "overlap", part.positions(0)[2], base=0)
 
 
-def test_overlapping_segments(part: Partition) -> None:
+def test_overlapping_segments_are_a_problem(part: Partition) -> None:
     batches = [batch_at(INNER + i * RECORDS) for i in range(4)]
     part.write(INNER, batches)
     expect(part, "overlap", part.positions(INNER)[3])
 
 
-def test_offset_too_far_from_the_base(part: Partition) -> None:
+def test_offset_too_far_from_the_base_is_a_problem(part: Partition) -> None:
     far = INNER + 2**31
     for base in (2 * INNER, ACTIVE):
         for kind in ("log", "index", "timeindex"):
@@ -469,7 +467,7 @@ def test_offset_too_far_from_the_base(part: Partition) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 30, 100])
-def test_cut_tail_of_the_last_segment(part: Partition, cut: int) -> None:
+def test_truncated_last_segment_ends_the_log(part: Partition, cut: int) -> None:
     log = part.log(ACTIVE)
     whole = works(part)
     last = part.positions(ACTIVE)[2]
@@ -486,7 +484,7 @@ def test_cut_tail_of_the_last_segment(part: Partition, cut: int) -> None:
     assert part.cleaned_bytes(result) == whole
 
 
-def test_cut_tail_of_a_sealed_archive(part: Partition) -> None:
+def test_truncated_last_segment_of_a_sealed_archive_is_a_problem(part: Partition) -> None:
     log, last = part.log(ACTIVE), part.positions(ACTIVE)[2]
     log.write_bytes(log.read_bytes()[:-5])
     index = part.folder / segment_file(ACTIVE, "index")
@@ -494,14 +492,14 @@ def test_cut_tail_of_a_sealed_archive(part: Partition) -> None:
     expect(part, "torn_tail", last, base=ACTIVE, sealed=True)
 
 
-def test_cut_tail_of_an_inner_segment(part: Partition) -> None:
+def test_truncated_inner_segment_is_a_problem(part: Partition) -> None:
     log, last = part.log(INNER), part.positions(INNER)[2]
     log.write_bytes(log.read_bytes()[: last + 10])
     (part.folder / segment_file(INNER, "index")).unlink()
     expect(part, "torn_tail", last)
 
 
-def test_zeros_of_a_preallocated_log(part: Partition) -> None:
+def test_zeros_of_a_preallocated_log_are_noted(part: Partition) -> None:
     whole = works(part)
     log = part.log(ACTIVE)
     log.write_bytes(log.read_bytes() + bytes(10_000))
@@ -512,14 +510,14 @@ def test_zeros_of_a_preallocated_log(part: Partition) -> None:
     expect(part, "torn_tail", log.stat().st_size - 10_000, base=ACTIVE, sealed=True)
 
 
-def test_zeros_in_an_inner_segment(part: Partition) -> None:
+def test_zeros_in_an_inner_segment_are_a_problem(part: Partition) -> None:
     log = part.log(INNER)
     size = log.stat().st_size
     log.write_bytes(log.read_bytes() + bytes(500))
     expect(part, "torn_tail", size)
 
 
-def test_zeros_with_something_behind(part: Partition) -> None:
+def test_zeros_before_other_bytes_are_a_problem(part: Partition) -> None:
     log = part.log(ACTIVE)
     size = log.stat().st_size
     log.write_bytes(log.read_bytes() + bytes(500) + b"x")
@@ -531,7 +529,7 @@ def test_zeros_with_something_behind(part: Partition) -> None:
 
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
 @pytest.mark.parametrize("base", [INNER, ACTIVE])
-def test_missing_index(part: Partition, kind: str, base: int) -> None:
+def test_missing_index_is_noted(part: Partition, kind: str, base: int) -> None:
     whole = works(part)
     (part.folder / segment_file(base, kind)).unlink()
     checked = part.verify()
@@ -541,7 +539,7 @@ def test_missing_index(part: Partition, kind: str, base: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "entry"), [("index", 8), ("timeindex", 12)])
-def test_torn_index(part: Partition, kind: str, entry: int) -> None:
+def test_torn_index_is_reported_and_ignored(part: Partition, kind: str, entry: int) -> None:
     whole = works(part)
     path = part.folder / segment_file(INNER, kind)
     path.write_bytes(path.read_bytes()[:-3])
@@ -553,7 +551,7 @@ def test_torn_index(part: Partition, kind: str, entry: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
-def test_padded_index(part: Partition, kind: str) -> None:
+def test_padded_index_is_accepted_in_the_last_segment_only(part: Partition, kind: str) -> None:
     whole = works(part)
     for base in (INNER, ACTIVE):
         path = part.folder / segment_file(base, kind)
@@ -578,7 +576,7 @@ def test_padded_index(part: Partition, kind: str) -> None:
         ("timeindex", 12, struct.pack(">q", START_MS + 900)),  # not the segment's largest
     ],
 )
-def test_index_that_misleads(part: Partition, kind: str, position: int, data: bytes) -> None:
+def test_misleading_index_is_reported_and_ignored(part: Partition, kind: str, position: int, data: bytes) -> None:
     whole = works(part)
     path = part.folder / segment_file(INNER, kind)
     edit(path, position, data)
@@ -588,7 +586,7 @@ def test_index_that_misleads(part: Partition, kind: str, position: int, data: by
 
 
 @pytest.mark.parametrize("name", ["index", "timeindex", "txnindex"])
-def test_index_of_noise(part: Partition, name: str) -> None:
+def test_random_index_is_reported_and_ignored(part: Partition, name: str) -> None:
     whole = works(part)
     path = part.folder / segment_file(INNER, name)
     path.write_bytes(random.Random(2).randbytes(34 * 24))
@@ -596,7 +594,7 @@ def test_index_of_noise(part: Partition, name: str) -> None:
     assert works(part) == whole
 
 
-def test_snapshot_that_cannot_be_read(part: Partition) -> None:
+def test_unreadable_snapshot_is_reported_and_ignored(part: Partition) -> None:
     whole = works(part)
     path = part.folder / segment_file(INNER, "snapshot")
     path.write_bytes(b"\0\1garbage of a snapshot")
@@ -605,7 +603,7 @@ def test_snapshot_that_cannot_be_read(part: Partition) -> None:
     assert part.cleaned_bytes(result) == whole
 
 
-def test_text_files_that_cannot_be_read(part: Partition) -> None:
+def test_unreadable_text_files_are_reported(part: Partition) -> None:
     whole = works(part)
     (part.folder / "leader-epoch-checkpoint").write_text("0\n2\n3 0\n")
     (part.folder / "partition.metadata").write_text("version: 9")
@@ -618,7 +616,7 @@ def test_text_files_that_cannot_be_read(part: Partition) -> None:
 
 
 @pytest.mark.parametrize("base", [0, INNER])
-def test_empty_segment_inside(tmp_path: Path, base: int) -> None:
+def test_empty_inner_segment_is_accepted(tmp_path: Path, base: int) -> None:
     part = build(tmp_path / "archive")
     part.write(base, [])
     after = base + SEGMENT_OFFSETS
@@ -631,7 +629,7 @@ def test_empty_segment_inside(tmp_path: Path, base: int) -> None:
     assert result.log.segments[0].base_offset == 0
 
 
-def test_empty_last_segment(part: Partition) -> None:
+def test_empty_last_segment_is_accepted(part: Partition) -> None:
     end = SEGMENTS * SEGMENT_OFFSETS
     part.write(ACTIVE, [batch_at(ACTIVE + i * RECORDS) for i in range(3)])
     part.write(end, [])
@@ -641,7 +639,7 @@ def test_empty_last_segment(part: Partition) -> None:
     assert (result.log.next_offset, result.log.segments[-1].base_offset) == (end, end)
 
 
-def test_log_of_empty_segments(tmp_path: Path) -> None:
+def test_log_of_empty_segments_is_accepted(tmp_path: Path) -> None:
     part = build(tmp_path / "archive")
     for number in range(SEGMENTS):
         part.write(number * SEGMENT_OFFSETS, [])
@@ -657,7 +655,7 @@ def test_log_of_empty_segments(tmp_path: Path) -> None:
 # -- files
 
 
-def test_leftovers_of_every_crash_point(tmp_path: Path) -> None:
+def test_files_of_every_crash_point_are_resolved_as_by_a_broker(tmp_path: Path) -> None:
     """Follow the table of a broker's start: files that it replaced, and files that it was about to replace (KAFKA.md,
     "Broker start").
     """
@@ -713,7 +711,7 @@ def test_leftovers_of_every_crash_point(tmp_path: Path) -> None:
         assert not part.verify().problems
 
 
-def test_swap_that_cannot_be_read(part: Partition) -> None:
+def test_unreadable_swap_file_is_a_problem(part: Partition) -> None:
     """Its last offset decides which files it replaces; without it nothing is certain."""
     (part.folder / (segment_file(0, "log") + ".swap")).write_bytes(b"\0" * 8 + b"\xff" * 40)
     problem = part.listed().problem
@@ -721,7 +719,7 @@ def test_swap_that_cannot_be_read(part: Partition) -> None:
     assert (problem.kind, problem.path, problem.position) == ("length", f"t-0/{segment_file(0, 'log')}.swap", 0)
 
 
-def test_folders_that_are_no_partitions(part: Partition) -> None:
+def test_folders_that_are_not_partitions_are_noted(part: Partition) -> None:
     mark = "0123456789abcdef0123456789abcdef"
     for name in (f"t-1.{mark}-delete", f"t-2.{mark}-stray", f"t-3.{mark}-future", "lost+found", "t", "t-x"):
         (part.root / name).mkdir()
@@ -734,7 +732,7 @@ def test_folders_that_are_no_partitions(part: Partition) -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "link"])
 @pytest.mark.parametrize("base", [0, INNER, ACTIVE])
-def test_log_that_is_no_file(part: Partition, kind: str, base: int) -> None:
+def test_log_that_is_not_a_regular_file_is_a_problem(part: Partition, kind: str, base: int) -> None:
     """Reject it: if the reader skipped the first or last segment, a missing one would not be noticed."""
     log = part.log(base)
     log.unlink()
@@ -747,7 +745,7 @@ def test_log_that_is_no_file(part: Partition, kind: str, base: int) -> None:
     assert (problem.kind, problem.path) == ("unreadable", f"t-0/{log.name}")
 
 
-def test_log_without_permission() -> None:
+def test_log_without_read_permission_is_a_problem() -> None:
     with open_to_all() as folder:
         part = build(folder / "archive")
         plan = part.plan()
@@ -766,7 +764,7 @@ def test_log_without_permission() -> None:
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_log_that_shrinks_or_goes_after_the_listing(part: Partition, gone: bool) -> None:
+def test_log_shortened_or_deleted_after_the_listing_is_a_problem(part: Partition, gone: bool) -> None:
     plan = part.plan()
     log = part.log(INNER)
     if gone:
@@ -778,7 +776,7 @@ def test_log_that_shrinks_or_goes_after_the_listing(part: Partition, gone: bool)
     assert (problem.kind, problem.path) == ("unreadable" if gone else "changed", f"t-0/{log.name}")
 
 
-def test_log_that_grows_after_the_listing(part: Partition) -> None:
+def test_log_that_grew_after_the_listing_is_read_as_listed(part: Partition) -> None:
     plan = part.plan()
     whole = works(part)
     part.log(ACTIVE).write_bytes(part.log(ACTIVE).read_bytes() + batch_at(SEGMENTS * SEGMENT_OFFSETS).data)
@@ -787,7 +785,7 @@ def test_log_that_grows_after_the_listing(part: Partition) -> None:
     assert part.cleaned_bytes(result) == whole
 
 
-def test_the_same_partition_twice(part: Partition) -> None:
+def test_duplicate_partition_is_a_problem(part: Partition) -> None:
     (part.root / "disk2").mkdir()
     shutil.copytree(part.folder, part.root / "disk2" / "t-0")
     problem = part.listed().problem
@@ -810,7 +808,7 @@ def masked(data: bytes) -> bytes:
 
 @pytest.mark.long
 @pytest.mark.parametrize("codec", CODECS)
-def test_one_bit_anywhere(tmp_path: Path, codec: str) -> None:
+def test_any_flipped_bit_is_reported_or_without_effect(tmp_path: Path, codec: str) -> None:
     """No flipped bit yields a wrong record. The checksum leaves out the prefix of a batch; a bit there has these
     effects:
 
@@ -857,7 +855,7 @@ def test_one_bit_anywhere(tmp_path: Path, codec: str) -> None:
         log.write_bytes(healthy)
 
 
-def test_offset_moved_into_a_gap_is_seen_by_the_index_alone(part: Partition) -> None:
+def test_offset_moved_into_a_gap_is_detected_by_the_index(part: Partition) -> None:
     """Compaction left gaps, so no checksum and no neighbour betrays a changed base offset, and Kafka would not see it
     either. The batch's index entry does, if there is one.
     """
@@ -869,7 +867,7 @@ def test_offset_moved_into_a_gap_is_seen_by_the_index_alone(part: Partition) -> 
     assert any("not the entries that Kafka 4.3 and 4.4 would make" in note for note in notes)
 
 
-def test_a_problem_as_text(part: Partition) -> None:
+def test_text_of_a_problem_has_its_fields(part: Partition) -> None:
     flip(part.log(0), 30)
     (problem,) = part.verify().problems
     text = str(problem)

@@ -106,7 +106,7 @@ def changed(part: Partition, tmp_path: Path, *given: Fault) -> Problem:
 
 
 @pytest.mark.parametrize("at", HEADER + BODY)
-def test_byte_flipped_before_the_second_read(part: Partition, tmp_path: Path, at: int) -> None:
+def test_byte_flipped_before_the_second_read_is_detected(part: Partition, tmp_path: Path, at: int) -> None:
     log = log_path(part)
     position = part.positions(int(log.stem))[1]
     fault = Fault("read", str(log), nth=2, at=position + at, flip=(position + at, 0x01))
@@ -118,7 +118,7 @@ def test_byte_flipped_before_the_second_read(part: Partition, tmp_path: Path, at
 
 
 @pytest.mark.parametrize("at", HEADER + BODY)
-def test_byte_flipped_before_a_copied_run_is_read(copied: Partition, tmp_path: Path, at: int) -> None:
+def test_byte_flipped_before_copying_batches_is_detected(copied: Partition, tmp_path: Path, at: int) -> None:
     log = log_path(copied, 2)
     position = copied.positions(int(log.stem))[1]
     problem = changed(copied, tmp_path, Fault("read", str(log), nth=3, at=position + at, flip=(position + at, 0x80)))
@@ -126,14 +126,14 @@ def test_byte_flipped_before_a_copied_run_is_read(copied: Partition, tmp_path: P
 
 
 @pytest.mark.parametrize("nth", [2, 3])
-def test_cut_before_a_later_read(copied: Partition, tmp_path: Path, nth: int) -> None:
+def test_truncation_before_a_later_read_is_detected(copied: Partition, tmp_path: Path, nth: int) -> None:
     log = log_path(copied, 2)
     problem = changed(copied, tmp_path, Fault("open", str(log), nth=nth, truncate=100))
     assert (problem.path, problem.found) == (f"t-0/{log.name}", "end of file")
 
 
 @pytest.mark.parametrize("nth", [2, 3])
-def test_replaced_by_another_log_of_the_same_shape(copied: Partition, tmp_path: Path, nth: int) -> None:
+def test_replacement_by_a_log_of_the_same_size_is_detected(copied: Partition, tmp_path: Path, nth: int) -> None:
     """All checksums fit, all offsets and sizes are the same: only the values differ."""
     log = log_path(copied, 2)
     data = bytearray(log.read_bytes())
@@ -149,7 +149,7 @@ def _sign_other_values(data: bytearray, positions: list[int]) -> None:
 
 
 @pytest.mark.parametrize("nth", [2, 3])
-def test_changes_between_reads_of_splits(part: Partition, tmp_path: Path, nth: int) -> None:
+def test_changes_between_reads_of_splits_are_detected(part: Partition, tmp_path: Path, nth: int) -> None:
     """The second read finds the keys, the third writes; both are compared with the scan."""
     log = log_path(part, 1)
     plan = part.plan()
@@ -161,7 +161,7 @@ def test_changes_between_reads_of_splits(part: Partition, tmp_path: Path, nth: i
 
 
 @pytest.mark.parametrize("nth", [2, 3])
-def test_report(part: Partition, tmp_path: Path, nth: int) -> None:
+def test_changes_between_reads_of_report_are_detected(part: Partition, tmp_path: Path, nth: int) -> None:
     """The second read counts records; the third reads a hot key's bytes at their position."""
     log = log_path(part, 3)
     plan = part.plan()
@@ -172,7 +172,7 @@ def test_report(part: Partition, tmp_path: Path, nth: int) -> None:
     assert (profile.problem.kind, profile.problem.path) == ("changed", f"t-0/{log.name}")
 
 
-def test_pending_output_that_comes_back_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_with_a_read_back_mismatch_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rebuilt batches that waited in the temporary file are compared with the written bytes: here a bit is lost."""
     made: list[IO[bytes]] = []
     real = tempfile.TemporaryFile
@@ -197,9 +197,7 @@ def test_pending_output_that_comes_back_otherwise(monkeypatch: pytest.MonkeyPatc
     assert found.value.kind == "readback"
 
 
-def test_a_file_that_is_copied_under_an_earlier_base_is_read_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_copied_to_an_earlier_base_offset_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several splits: nothing of the first groups survives, and the next file is copied under their base, on storage
     that cannot move files.
     """

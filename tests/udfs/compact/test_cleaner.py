@@ -59,7 +59,7 @@ def ranged(segments: SegmentTimes, **given_: int) -> CleanableRange:
     ("checkpoint", "log_start", "expected"),
     [(None, 10, 10), (0, 10, 10), (15, 10, 15), (10, 10, 10), (20, 10, 20), (200, 10, 20)],
 )
-def test_the_dirty_section_begins_at_the_checkpoint_within_the_log(
+def test_dirty_section_begins_at_the_checkpoint_within_the_log(
     checkpoint: int | None, log_start: int, expected: int
 ) -> None:
     """testDirtyOffsetResetIfSmallerThanStartOffset; a checkpoint beyond the end is refused elsewhere (`diverged`)."""
@@ -85,7 +85,7 @@ def test_a_sealed_log_is_cleaned_to_its_end() -> None:
         (25, 0, 30),  # behind the last batch of the log
     ],
 )
-def test_the_last_stable_offset_is_looked_up_among_the_batches(unstable: int, log_start: int, expected: int) -> None:
+def test_last_stable_offset_is_determined_by_batches(unstable: int, log_start: int, expected: int) -> None:
     bases, lasts = np.array([0, 10, 20]), np.array([7, -1, 24])
     assert last_stable_offset(unstable, log_start, bases, lasts, 30) == expected
 
@@ -106,44 +106,44 @@ def test_cleanable_offsets_end_at_the_segment_of_the_last_stable_offset(last_sta
         ([100, 100, 900], [0, 0, 0], 20),  # the active one does not count
     ],
 )
-def test_the_lag_holds_back_from_the_first_young_segment_on(
+def test_min_lag_excludes_segments_from_the_first_recent_one_on(
     timestamps: list[int], mtimes: list[int], expected: int
 ) -> None:
     got = ranged(facts([0, 10, 20], None, timestamps, mtimes), min_compaction_lag_ms=500, now_ms=1000)
     assert got.first_uncleanable_offset == expected
 
 
-def test_the_lag_looks_at_the_dirty_segments_only() -> None:
+def test_min_lag_considers_only_dirty_segments() -> None:
     segments = facts([0, 10, 20, 30], None, [900, 100, 100, 100])
     assert ranged(segments, first_dirty=10, min_compaction_lag_ms=500, now_ms=1000).first_uncleanable_offset == 30
     assert ranged(segments, first_dirty=9, min_compaction_lag_ms=500, now_ms=1000).cleanable_bytes == 0
 
 
-def test_dirty_offset_larger_than_the_active_base_leaves_nothing() -> None:
+def test_dirty_offset_above_the_active_base_leaves_no_cleanable_range() -> None:
     got = ranged(facts([0, 10, 20]), first_dirty=25)
     assert got.cleanable_bytes == 0
     assert got.first_uncleanable_offset == 20
 
 
-def test_log_start_in_the_active_segment_leaves_nothing() -> None:
+def test_log_start_in_the_active_segment_leaves_no_cleanable_range() -> None:
     assert ranged(facts([0]), first_dirty=5).cleanable_bytes == 0
 
 
 # LogCleanerTest.testLogToClean, testLogToCleanWithUncleanableSection
 
 
-def test_bytes_and_ratio() -> None:
+def test_clean_and_cleanable_bytes_give_the_dirty_ratio() -> None:
     got = ranged(facts([0, 10, 20, 30], [100, 200, 300, 400]), first_dirty=10)
     assert (got.clean_bytes, got.cleanable_bytes) == (100, 500)
     assert got.ratio == 500 / 600
 
 
-def test_a_segment_with_the_first_dirty_offset_inside_counts_on_both_sides() -> None:
+def test_segment_with_the_first_dirty_offset_counts_as_clean_and_dirty() -> None:
     got = ranged(facts([0, 10, 20, 30], [100, 200, 300, 400]), first_dirty=15)
     assert (got.clean_bytes, got.cleanable_bytes) == (300, 500)
 
 
-def test_bytes_with_an_uncleanable_section() -> None:
+def test_cleanable_bytes_exclude_the_uncleanable_section() -> None:
     got = ranged(facts([0, 10, 20, 30], [100, 200, 300, 400]), first_dirty=10, last_stable_offset=25)
     assert (got.clean_bytes, got.cleanable_bytes) == (100, 200)
 
@@ -167,11 +167,13 @@ def test_empty_log_has_dirty_ratio_zero() -> None:
         (20, [100, 200, 50], 0),  # nothing is dirty
     ],
 )
-def test_delay_of_the_oldest_dirty_record(first_dirty: int, timestamps: list[int], expected: int) -> None:
+def test_compaction_delay_is_that_of_the_oldest_dirty_record(
+    first_dirty: int, timestamps: list[int], expected: int
+) -> None:
     assert compaction_delay_ms(facts([0, 10, 20], None, timestamps), first_dirty, 20, 500, 1000) == expected
 
 
-def test_no_delay_without_a_lag() -> None:
+def test_compaction_delay_is_zero_without_a_max_lag() -> None:
     assert compaction_delay_ms(facts([0, 10], None, [1, 1]), 0, 10, 2**63 - 1, 2**62) == 0
 
 
@@ -189,7 +191,9 @@ def test_no_delay_without_a_lag() -> None:
         (0, 0, 0, 0.0, 0, True, False),
     ],
 )
-def test_due(clean: int, dirty: int, delay: int, ratio: float, volume: int, force: bool, expected: bool) -> None:
+def test_partition_is_due_by_delay_ratio_volume_or_force(
+    clean: int, dirty: int, delay: int, ratio: float, volume: int, force: bool, expected: bool
+) -> None:
     assert is_due(CleanableRange(0, 10, clean, dirty), delay, ratio, volume, force) is expected
 
 
@@ -207,7 +211,7 @@ def grouped(
     return [list(g) for g in groups]
 
 
-def test_segment_grouping() -> None:
+def test_segments_are_grouped_by_size() -> None:
     bases, sizes = list(range(0, 70, 10)), [100] * 7
     assert grouped(bases, sizes, 70) == [[0, 1, 2, 3, 4, 5, 6]]
     assert grouped(bases, sizes, 70, max_bytes=1) == [[i] for i in range(7)]
@@ -219,7 +223,7 @@ def test_segment_grouping() -> None:
     assert grouped([], [], 0) == []
 
 
-def test_segment_grouping_with_sparse_offsets() -> None:
+def test_groups_of_sparse_segments_are_limited_by_offsets() -> None:
     """A relative offset limits the range of a group; the last segment ends below the end."""
     limit = 2**31 - 1
     assert grouped([0, 10], [100, 100], limit + 1) == [[0, 1]]
@@ -228,7 +232,7 @@ def test_segment_grouping_with_sparse_offsets() -> None:
     assert grouped([0, 10, limit + 2], [100] * 3, limit + 5) == [[0], [1, 2]]
 
 
-def test_segment_grouping_with_sparse_offsets_and_empty_segments() -> None:
+def test_groups_of_sparse_and_empty_segments_are_limited_by_offsets() -> None:
     limit = 2**31 - 1
     bases = [0, limit, 2 * limit]
     assert grouped(bases, [100, 100, 100], 2 * limit + 10) == [[0], [1], [2]]
@@ -237,7 +241,7 @@ def test_segment_grouping_with_sparse_offsets_and_empty_segments() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 2**30), st.integers(0, 300)), max_size=12), st.integers(1, 600))
-def test_every_group_is_as_large_as_it_may_be(steps: list[tuple[int, int]], max_bytes: int) -> None:
+def test_every_group_has_the_maximum_size(steps: list[tuple[int, int]], max_bytes: int) -> None:
     bases = np.cumsum([0, *(step for step, _ in steps)]).tolist()
     sizes, end = [size for _, size in steps], bases[-1]
     bases = bases[:-1]
@@ -285,7 +289,7 @@ PRODUCERS = LastBatches(np.array([3, 7]), np.array([50, -1]), np.array([1, 2], n
         (batch(50, producer_id=9), False),
     ],
 )
-def test_last_batch_of_a_producer(row: np.ndarray, expected: bool) -> None:
+def test_last_batch_of_a_producer_is_identified(row: np.ndarray, expected: bool) -> None:
     assert is_last_of_producer(row, PRODUCERS).tolist() == [expected]
     assert is_last_of_producer(row, NOBODY).tolist() == [False]
 
@@ -308,6 +312,6 @@ HORIZON = CONTROL_MASK | DELETE_HORIZON_MASK
         (batch(60, attributes=HORIZON, base_timestamp=0, producer_id=7, producer_epoch=2), True, RETAIN_EMPTY, True),
     ],
 )
-def test_batch_retention(row: np.ndarray, discardable: bool, retention: int, drop: bool) -> None:
+def test_batch_retention_is_that_of_kafka(row: np.ndarray, discardable: bool, retention: int, drop: bool) -> None:
     got, dropped = batch_retention(row, np.array([discardable]), PRODUCERS, 10, 1000)
     assert (got.tolist(), dropped.tolist()) == ([retention], [drop])

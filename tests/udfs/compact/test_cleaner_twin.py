@@ -211,12 +211,12 @@ EMPTY_BEHIND = Drawn(
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @example(EMPTY_BEHIND)
 @given(logs())
-def test_any_log_is_cleaned_as_the_twin_does(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn) -> None:
+def test_random_log_is_cleaned_as_by_the_twin(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn) -> None:
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as tmp:
         run_passes(drawn, Path(tmp))
 
 
-def test_an_index_entry_stays_in_a_segment_that_is_not_cleaned(tmp_path: Path) -> None:
+def test_index_entry_is_kept_in_a_segment_that_is_not_cleaned(tmp_path: Path) -> None:
     """Only the marker of the transaction remains, in the active segment, where a broker keeps the entry."""
     segments = (
         Segment(0, (data_batch(0, [(5, b"a", b"1")], producer_id=1, producer_epoch=0, base_sequence=0,
@@ -233,7 +233,7 @@ def test_an_index_entry_stays_in_a_segment_that_is_not_cleaned(tmp_path: Path) -
         archived = ours.as_archive(tmp_path / f"archive{number}", snapshots=False)
 
 
-def test_the_twin_groups_segments() -> None:
+def test_twin_groups_segments_by_size() -> None:
     """Test the twin itself: a group ends before the segment that would make it too large."""
     one = Batch(0, 0, (Record(0, 5, b"k", b"v"),), base_timestamp=5, max_timestamp=5).encoded()
     segments = [Segment(i, (replace(one, base_offset=i, last_offset=i),), 0) for i in range(5)]

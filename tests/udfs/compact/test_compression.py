@@ -78,7 +78,9 @@ def archived_batches(plan: PartitionPlan) -> list[Batch]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(len(case_names())))
-def test_golden_partitions(cases: dict[str, Case], tmp_path: Path, number: int) -> None:
+def test_golden_partitions_are_recompressed_with_each_codec(
+    cases: dict[str, Case], tmp_path: Path, number: int
+) -> None:
     """Every partition that brokers wrote, each case with another codec."""
     case = cases[case_names()[number]]
     name, every = TYPES[number % len(TYPES)]
@@ -94,7 +96,7 @@ def test_golden_partitions(cases: dict[str, Case], tmp_path: Path, number: int) 
 @pytest.mark.long
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs(), st.sampled_from(TYPES), st.integers(0, 2**32))
-def test_drawn_logs_all_ways(
+def test_random_logs_are_recompressed_equally_by_all_strategies(
     tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, chosen: tuple[str, bool], seed: int
 ) -> None:
     """One task and several write the same bytes, also where a batch is rewritten for its codec alone."""
@@ -126,7 +128,7 @@ def plan_for(tmp_path: Path, segments: list[Segment]) -> PartitionPlan:
     return make_plan(archived, tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0, sealed=True)
 
 
-def test_levels_count_for_the_codec_that_the_type_names(tmp_path: Path) -> None:
+def test_compression_level_applies_to_the_configured_codec_only(tmp_path: Path) -> None:
     drawn = random.Random(1)
     rows = [(1000, b"%d" % i, b" ".join(b"%d" % drawn.randrange(50) for _ in range(30))) for i in range(300)]
     plan = plan_for(tmp_path, [Segment(0, (data_batch(0, rows),), 1000)])
@@ -139,7 +141,7 @@ def test_levels_count_for_the_codec_that_the_type_names(tmp_path: Path) -> None:
         assert sizes[0] == sizes[2] != sizes[1], name
 
 
-def test_a_batch_of_the_codec_keeps_its_bytes(tmp_path: Path) -> None:
+def test_batch_with_the_configured_codec_keeps_its_bytes(tmp_path: Path) -> None:
     plan = plan_for(tmp_path, make_segment(ZSTD, GZIP, ZSTD))
     source = archived_batches(plan)
     new = compact(compressing(plan, "zstd", every=True, zstd=19))
@@ -162,7 +164,7 @@ def test_control_batches_keep_their_codec(tmp_path: Path) -> None:
     assert (rewritten.producer_id, rewritten.producer_epoch, rewritten.base_sequence) == (3, 1, 7)
 
 
-def test_a_dry_run_foretells_the_size(tmp_path: Path) -> None:
+def test_dry_run_predicts_the_size(tmp_path: Path) -> None:
     segments = make_segment(*[GZIP, NONE, LZ4, SNAPPY] * 30)
     plan = compressing(plan_for(tmp_path, segments), "zstd", every=True)
     real = compact(plan).result

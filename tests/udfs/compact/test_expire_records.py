@@ -95,7 +95,9 @@ def _identity(b: Batch) -> tuple[object, ...]:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("name", case_names())
-def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) -> None:
+def test_exact_retention_of_golden_partitions_equals_the_twin(
+    name: str, cases: dict[str, Case], tmp_path: Path
+) -> None:
     """Use all codecs and magics; cut where a third of the times have passed, at the last and at the first of them."""
     case = cases[name]
     partition = case.partitions[0]
@@ -126,7 +128,7 @@ def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", case_names())
-def test_compaction_first(name: str, cases: dict[str, Case], tmp_path: Path) -> None:
+def test_compaction_precedes_the_expiry_of_records(name: str, cases: dict[str, Case], tmp_path: Path) -> None:
     """The result is that of a plain compaction without the old records: no earlier value of a key reappears."""
     case = cases[name]
     partition = case.partitions[0]
@@ -196,7 +198,7 @@ def drawn(rng: random.Random, root: Path) -> Archived:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_drawn_logs(seed: int, tmp_path: Path) -> None:
+def test_exact_retention_of_random_logs_equals_the_twin(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     archived = drawn(rng, tmp_path / "archive")
     oldest = NOW_MS - rng.randint(0, 12) * DAY
@@ -234,7 +236,7 @@ def week(archived: Archived, store: Path, **fields: object) -> PartitionPlan:
     return changed(exact(plan, NOW_MS - 7 * DAY), **fields)
 
 
-def test_changed_segment_and_those_before_it_are_written(tmp_path: Path) -> None:
+def test_changed_segment_and_all_earlier_ones_are_written(tmp_path: Path) -> None:
     archived = write_aged_log([1, 1], [9, 1], [1, 1], [1, 1], root=tmp_path / "archive")
     done = compact(week(archived, tmp_path))
     assert [s.root for s in done.result.log.segments] == ["store", "store", "archive", "archive", "archive"]
@@ -244,7 +246,7 @@ def test_changed_segment_and_those_before_it_are_written(tmp_path: Path) -> None
     assert [s.min_timestamp_ms for s in done.result.log.segments] == [NOW_MS - DAY] * 4 + [-1]
 
 
-def test_segments_with_young_timestamps_are_not_read_again(tmp_path: Path) -> None:
+def test_segments_with_recent_timestamps_are_not_read_again(tmp_path: Path) -> None:
     archived = write_aged_log([9, 1], [1, 1], [1, 1], root=tmp_path / "archive")
     plan = week(archived, tmp_path)
     for known, read in ((NOW_MS - DAY, 2), (NOW_MS - 8 * DAY, 6), (-1, 6), (NO_TIMESTAMP, 2)):
@@ -264,7 +266,7 @@ def test_dry_run_lists_deletions(tmp_path: Path) -> None:
     assert not (tmp_path / "dry").exists()
 
 
-def test_bytes_that_changed_since_the_scan_stop_it(tmp_path: Path) -> None:
+def test_bytes_changed_after_the_scan_are_a_problem(tmp_path: Path) -> None:
     archived = write_aged_log([9, 1], [1, 1], root=tmp_path / "archive")
     path = tmp_path / "archive" / archived.segments[0].path
     with at_step("segments scanned", lambda: flip(path, path.stat().st_size - 1)):

@@ -92,7 +92,7 @@ def assert_equal(expected: list[Files], got: list[Files]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", case_names())
-def test_three_passes_leave_what_the_broker_left(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
+def test_three_passes_give_the_golden_result(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
     case = cases[name]
     for partition in case.partitions:
         archived = archived_at(case.folder / "input", partition)
@@ -105,7 +105,7 @@ def test_three_passes_leave_what_the_broker_left(cases: dict[str, Case], name: s
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_a_pass_changes_nothing_of_the_archive(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
+def test_compaction_does_not_change_the_archive(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
     case = cases[name]
     for partition in case.partitions:
         shutil.copytree(case.folder / "input" / partition, tmp_path / "archive" / partition)
@@ -135,7 +135,7 @@ def test_records_without_key_make_the_partition_uncleanable_unless_set_otherwise
 
 
 @pytest.mark.parametrize("name", ["txn-none", "v1-gzip-append", "zstd-headers"])
-def test_tiny_buffers_make_the_same_files(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
+def test_small_buffers_give_the_same_files(cases: dict[str, Case], name: str, tmp_path: Path) -> None:
     """Use chunks smaller than a batch, and send every piece through a temporary file."""
     case = cases[name]
     (partition,) = case.partitions

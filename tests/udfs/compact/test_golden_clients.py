@@ -26,7 +26,7 @@ def digest(ours: Outcome) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", client_names())
-def test_three_passes_leave_what_kafkas_cleaner_left(theirs: dict[str, Case], name: str, tmp_path: Path) -> None:
+def test_three_passes_give_the_result_of_kafkas_cleaner(theirs: dict[str, Case], name: str, tmp_path: Path) -> None:
     case = theirs[name]
     [partition] = case.partitions
     archived = archived_at(case.folder / "input", partition)

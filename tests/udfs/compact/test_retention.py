@@ -83,7 +83,7 @@ def segment_times(rows, above) -> SegmentTimes:
 
 
 @given(logs(), st.integers(-1, 20), st.integers(-1, 40), st.booleans(), st.sampled_from([0, 3, 17]))
-def test_the_walk_of_kafka(log, retention_ms, retention_bytes, last_may_go, above):
+def test_expired_segments_equal_those_of_kafka(log, retention_ms, retention_bytes, last_may_go, above):
     last_may_go = last_may_go and not above
     rows, log_start = log
     limits = RetentionLimits(retention_ms, retention_bytes)
@@ -102,7 +102,7 @@ def test_the_walk_of_kafka(log, retention_ms, retention_bytes, last_may_go, abov
 
 @pytest.mark.parametrize("zeros", [0, 1000])
 @pytest.mark.parametrize("watermark", [24, 30, 36, 40])
-def test_bytes_above_the_high_watermark_count(tmp_path, watermark, zeros):
+def test_bytes_above_the_high_watermark_count_for_retention(tmp_path, watermark, zeros):
     """Each of four segments holds twelve offsets. The last may be preallocated: bytes outside of batches do not
     count.
     """
@@ -163,7 +163,7 @@ def test_segment_exactly_as_old_as_the_limit_is_kept(case, tmp_path):
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_the_last_segment_continuesly_if_nothing_appends_to_it(case, tmp_path, sealed):
+def test_last_segment_expires_only_without_further_appends(case, tmp_path, sealed):
     plan = changed(plan_for(case, tmp_path, retention_ms=0), sealed=sealed, now_ms=2**45)
     done = compact(plan)
     [segment] = done.result.log.segments
@@ -187,7 +187,7 @@ def test_retention_by_size_precedes_retention_by_time(case, tmp_path):
     assert again.result.status == "not_due"  # less would be left than the setting says
 
 
-def test_records_deleted_by_the_broker(case, tmp_path):
+def test_segments_below_the_log_start_are_removed(case, tmp_path):
     plan = plan_for(case, tmp_path, retention_bytes=2**62)
     start = plan.input.segments[2].base_offset + 1
     done = compact(changed(plan, log_start_offset=start, log_start_checkpoint=start))
@@ -213,7 +213,7 @@ def test_retention_applies_after_cleaning(case, tmp_path):
     assert dry.result.log.expired == done.result.log.expired and not (tmp_path / "dry").exists()
 
 
-def test_a_damaged_segment_that_would_go_is_a_problem_all_the_same(case, tmp_path):
+def test_damaged_segment_is_a_problem_even_if_expired(case, tmp_path):
     """Read a segment before removing it: times in a damaged file cannot be trusted."""
     root = tmp_path / "archive"
     partition = case.partitions[0]

@@ -190,7 +190,7 @@ class World:
 
 
 @pytest.mark.parametrize("lines", [pytest.param(lines, id=name) for name, lines in scenarios()])
-def test_scenario(lines: list[str], tmp_path: Path) -> None:
+def test_scenario_has_its_expected_output(lines: list[str], tmp_path: Path) -> None:
     world = World(tmp_path)
     for line in lines:
         word, _, rest = line.partition(" ")
@@ -211,7 +211,7 @@ def test_scenario(lines: list[str], tmp_path: Path) -> None:
             assert world.show(word) == rest, line
 
 
-def test_every_scenario_has_a_name_of_its_own_and_looks_at_something() -> None:
+def test_every_scenario_has_a_unique_name_and_an_expectation() -> None:
     names = [name for name, _ in scenarios()]
     assert len(set(names)) == len(names)
     for name, lines in scenarios():
@@ -220,7 +220,7 @@ def test_every_scenario_has_a_name_of_its_own_and_looks_at_something() -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [None, 5 * 10**9 + 1])
-def test_log_is_read_once_and_its_cleaned_part_twice(checkpoint: int | None, tmp_path: Path) -> None:
+def test_log_is_read_once_and_its_cleanable_part_twice(checkpoint: int | None, tmp_path: Path) -> None:
     """Count bytes, wherever the offsets are."""
     write_partition(tmp_path / "archive" / "t-0", "a=1 || a=2 b=1 || c=1", base_offset=5 * 10**9)
     archived = archived_at(tmp_path / "archive", "t-0")

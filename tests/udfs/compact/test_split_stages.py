@@ -58,7 +58,9 @@ def kept(outcome: Outcome) -> list[int]:
     return [r.offset for s in outcome.segments() for b in s.batches for r in b.records]
 
 
-def test_batches_of_one_fate_are_not_decompressed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_kept_or_removed_completely_are_not_decompressed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cases: all records removed; all kept; some kept; all kept with a tombstone that gets a delete horizon; a record
     without a key.
     """
@@ -85,7 +87,7 @@ def test_batches_of_one_fate_are_not_decompressed_again(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("stage", ["_walk", "_resolve"])
 @pytest.mark.parametrize("change", [lambda rows: rows[:-1], lambda rows: rows + rows[-1:]], ids=["lost", "twice"])
-def test_a_row_that_is_lost_or_comes_twice_ends_the_compaction(
+def test_missing_or_duplicate_row_stops_the_compaction(
     stage: str,
     change: Callable[[list[pa.RecordBatch]], list[pa.RecordBatch]],
     tmp_path: Path,
@@ -106,7 +108,7 @@ def test_a_row_that_is_lost_or_comes_twice_ends_the_compaction(
     assert list((tmp_path / "store").glob("*")) == []
 
 
-def test_a_problem_of_any_stage_is_that_of_the_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problem_of_any_stage_makes_the_partition_uncleanable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_for(tmp_path, make_segments("abc", "cde", "afg"))
 
     def failing(*given):  # type: ignore[no-untyped-def]
@@ -119,7 +121,7 @@ def test_a_problem_of_any_stage_is_that_of_the_partition(tmp_path: Path, monkeyp
         assert result.status == "uncleanable" and "broken here" in str(result.problem)
 
 
-def test_splits_end_at_chunks_and_are_as_large_as_each_other(tmp_path: Path) -> None:
+def test_splits_end_at_chunks_and_have_similar_sizes(tmp_path: Path) -> None:
     rng = random.Random(1)
     texts = ["".join(rng.choices("abcdefgh", k=20)) for _ in range(64)]
     plan = plan_for(tmp_path, make_segments(*texts, per_segment=15))
@@ -135,7 +137,7 @@ def test_splits_end_at_chunks_and_are_as_large_as_each_other(tmp_path: Path) -> 
             assert max(n_chunks) - min(n_chunks) <= 2
 
 
-def test_number_of_splits(tmp_path: Path) -> None:
+def test_number_of_splits_depends_on_bytes_and_tasks(tmp_path: Path) -> None:
     (scan,) = scan_all(plan_for(tmp_path, make_segments("ab")), ChunkBuffer(1))
     chunk = scan.chunks[0]
 
@@ -150,7 +152,7 @@ def test_number_of_splits(tmp_path: Path) -> None:
     assert splits(1 << 27, 8) == 2
 
 
-def test_buckets_are_small_and_tasks_have_some_each() -> None:
+def test_key_buckets_are_small_and_distributed_over_tasks() -> None:
     for (n, cores), (more, _) in pairwise((n, cores) for cores in (1, 7) for n in (0, 10**6, 10**8, 10**12)):
         buckets, tasks = buckets_for(n, cores)
         assert 4 <= buckets <= 4096 and buckets.bit_count() == 1
@@ -169,7 +171,7 @@ def _wrapper(first: int, n: int) -> bytes:
     return struct.pack(">qiI", first + n - 1, len(outer) + 4, zlib.crc32(outer)) + outer
 
 
-def test_upper_bound_of_records_in_wrappers(tmp_path: Path) -> None:
+def test_records_in_wrappers_have_an_upper_bound(tmp_path: Path) -> None:
     """Offsets bound the number of records; behind a hole, which offsets would count as records, the bytes do."""
     folder = tmp_path / "archive" / "t-0"
     folder.mkdir(parents=True)
@@ -187,7 +189,7 @@ def test_upper_bound_of_records_in_wrappers(tmp_path: Path) -> None:
     assert (1 << 24) / len(dense) < 1032
 
 
-def test_a_first_try_that_continues_behind_its_second_one_changes_nothing(tmp_path: Path) -> None:
+def test_delayed_first_attempt_does_not_change_the_result(tmp_path: Path) -> None:
     """Spark retries a task (spark.speculation, or an executor taken for lost): the second try works while the first one
     waits between two segments, and then the first one ends too.
     """
@@ -206,7 +208,7 @@ def test_a_first_try_that_continues_behind_its_second_one_changes_nothing(tmp_pa
 
 
 @pytest.mark.slow
-def test_segments_are_moved_in_a_bucket_too(tmp_path: Path) -> None:
+def test_segments_are_moved_in_a_bucket(tmp_path: Path) -> None:
     """Segments of tasks wait in folders of their own; one of them takes the base of the empty ones before it."""
     plan = plan_for(tmp_path, make_segments("abca", "aa", "aa", "bdea", "aefb", per_segment=1))
     plan = changed(plan, settings=replace(plan.policy.settings, segment_bytes=1))

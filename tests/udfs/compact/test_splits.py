@@ -32,7 +32,9 @@ _QUICK = ("txn-zstd", "v1-lz4", "null-keys", "two-parts")  # each costs as much 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in case_names()]
 )
-def test_golden_partitions(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_split_compaction_of_golden_partitions_writes_the_same_bytes(
+    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     case = golden(tmp_path_factory)[name]
     for partition in case.partitions:
         plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path / partition)
@@ -43,13 +45,15 @@ def test_golden_partitions(name: str, tmp_path: Path, tmp_path_factory: pytest.T
 @pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs(), st.integers(0, 2**32))
-def test_drawn_logs(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, seed: int) -> None:
+def test_split_compaction_of_random_logs_writes_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, seed: int
+) -> None:
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as tmp:
         assert_same_all_ways(plan_of_drawn(drawn, Path(tmp)), seed=seed)
 
 
 @pytest.mark.parametrize("kind", [ABORT, COMMIT])
-def test_a_lost_marker_all_ways(tmp_path: Path, kind: int) -> None:
+def test_every_strategy_keeps_records_of_a_lost_marker(tmp_path: Path, kind: int) -> None:
     """The records of the earlier transaction stay in every way; some chunks of the split hold nothing else."""
 
     def data(offset: int, epoch: int, n: int = 40) -> Batch:
@@ -83,7 +87,7 @@ def many_keys(n_segments: int, n_batches: int, n_keys: int, seed: int) -> list[S
 
 
 @pytest.mark.long
-def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_path: Path) -> None:
+def test_emptied_key_table_sends_duplicates_without_effect(tmp_path: Path) -> None:
     """More keys than the table of a task may hold: one task continues in stages, and several splits continue."""
     segments = many_keys(2, 500, 10**6, 3)
     plan = make_plan(
@@ -125,7 +129,7 @@ def test_a_bit_that_the_temporary_file_of_stages_loses_is_noticed(
 @pytest.mark.long
 @pytest.mark.parametrize("codec", [NONE, ZSTD])
 @pytest.mark.parametrize("n_keys", [70_000, 900])
-def test_one_batch_of_more_records_than_the_table_holds_keys(tmp_path: Path, codec: int, n_keys: int) -> None:
+def test_batch_with_more_records_than_table_slots_is_compacted(tmp_path: Path, codec: int, n_keys: int) -> None:
     """A run may have more keys than the table of a task, which is then emptied in the middle. Only distinct keys
     count.
     """
@@ -147,7 +151,7 @@ def test_one_batch_of_more_records_than_the_table_holds_keys(tmp_path: Path, cod
     assert_same(expected, several)
 
 
-def test_an_empty_group_gives_its_base_to_the_next_one_both_ways(tmp_path: Path) -> None:
+def test_next_group_has_the_base_offset_of_an_empty_group(tmp_path: Path) -> None:
     """No record of the first two segments survives; the next segment gets the base offset of the first."""
     values = [[(5, b"a", b"1")], [(6, b"a", b"2")], [(7, b"a", b"3"), (8, b"b", b"4")], [(9, b"c", b"5")]]
     offsets = itertools.accumulate([1, 1, 2], initial=10)
@@ -161,7 +165,7 @@ def test_an_empty_group_gives_its_base_to_the_next_one_both_ways(tmp_path: Path)
     assert [r.offset for s in outcome.segments() for b in s.batches for r in b.records] == [12, 13, 14]
 
 
-def test_phases_of_the_clock_add_up() -> None:
+def test_durations_of_phases_add_up() -> None:
     clock = Clock()
     with clock.phase("scan"):
         pass

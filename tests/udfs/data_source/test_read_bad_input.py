@@ -80,7 +80,7 @@ def expect(part: Partition, kind: str, position: int, lost: list[int], base: int
 
 
 @pytest.mark.parametrize("source", ["kafka_log", "kafka_log_batches"])
-def test_a_last_offset_beyond_the_end_hides_no_batch(part, source):
+def test_last_offset_above_the_end_hides_no_batch(part, source):
     """Reading has an end, which the index leads to; a batch before it claims offsets far behind it, and is signed."""
     log, after = part.log(ACTIVE), part.positions(ACTIVE)[1]
     edit(log, 23, struct.pack(">i", 1 << 20))
@@ -109,7 +109,7 @@ def test_a_damaged_offset_at_the_end_of_a_chunk_hides_no_batch(tmp_path, limit):
     assert (tmp_path / "out").read_text().count("| offset: ") == 17  # all but the damaged one
 
 
-def test_an_undamaged_archive_is_read_whole(part):
+def test_undamaged_archive_is_read_completely(part):
     assert read("kafka_log", part.root)["offset"].to_pylist() == ALL
     assert quarantine(part, **HOSTILE) == (ALL, [])
 
@@ -125,7 +125,7 @@ def test_a_flipped_bit_quarantines_its_batch(tmp_path, codec, at):
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
 @pytest.mark.parametrize("past", [1, RECORDS])
-def test_a_last_offset_that_no_log_can_hold(part, past, isolation):
+def test_last_offset_out_of_range_is_quarantined(part, past, isolation):
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position, struct.pack(">q", 2**63 - 1 - RECORDS + past))
     fails(part, "offsets", segment_file(INNER, "log"), position, isolationLevel=isolation)
@@ -135,7 +135,7 @@ def test_a_last_offset_that_no_log_can_hold(part, past, isolation):
         assert found == (kept, [("offsets", position)]), options
 
 
-def test_one_bad_batch_does_not_hide_the_next(part):
+def test_damaged_batch_does_not_hide_the_next_one(part):
     positions = part.positions(INNER)
     for position in positions:
         flip(part.log(INNER), position + 50)
@@ -144,7 +144,7 @@ def test_one_bad_batch_does_not_hide_the_next(part):
     assert found == [offset for offset in ALL if not INNER <= offset < 2 * INNER]
 
 
-def test_bad_bodies_do_not_hide_one_another(part):
+def test_damaged_bodies_are_each_quarantined(part):
     log, positions = part.log(INNER), part.positions(INNER)
     for position in (positions[0], positions[2]):
         edit(log, position + 61, b"\xff" * 6)
@@ -154,21 +154,21 @@ def test_bad_bodies_do_not_hide_one_another(part):
     assert found == [offset for offset in ALL if not INNER <= offset < 2 * INNER or offset in SECOND]
 
 
-def test_length_one_too_many(part):
+def test_length_field_too_large_by_one_is_quarantined(part):
     position = part.positions(INNER)[1]
     flip(part.log(INNER), position + 11)
     expect(part, "crc", position, SECOND)
 
 
 @pytest.mark.parametrize("length", [0, 13, -1, 48])
-def test_impossible_length(part, length):
+def test_invalid_length_field_is_quarantined(part, length):
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", length))
     expect(part, "length", position, SECOND)
 
 
 @pytest.mark.parametrize("base", [INNER, ACTIVE])
-def test_length_past_the_end(part, base):
+def test_length_beyond_the_end_is_quarantined(part, base):
     """The same in the last segment: the index contains later batches, so the damage is no torn tail."""
     position = part.positions(base)[1]
     edit(part.log(base), position + 8, struct.pack(">i", 1 << 20))
@@ -177,7 +177,7 @@ def test_length_past_the_end(part, base):
     assert quarantine(part) == ([offset for offset in ALL if offset not in lost], [("torn_tail", position)])
 
 
-def test_damage_without_an_index(part):
+def test_damage_without_an_index_is_quarantined_to_the_segment_end(part):
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", -1))
     (part.folder / segment_file(INNER, "index")).unlink()
@@ -187,7 +187,7 @@ def test_damage_without_an_index(part):
 
 
 @pytest.mark.parametrize("change", [-1, 1, 1000])
-def test_wrong_record_count(part, change):
+def test_wrong_record_count_is_quarantined(part, change):
     log, position = part.log(INNER), part.positions(INNER)[1]
     edit(log, position + 57, struct.pack(">i", RECORDS + change))
     resign(log, position)
@@ -198,7 +198,7 @@ def test_wrong_record_count(part, change):
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
 @pytest.mark.parametrize("damage", ["cut", "noise", pytest.param("bomb", marks=pytest.mark.slow)])
-def test_bodies_that_cannot_be_decompressed(part, codec, damage):
+def test_malformed_compressed_bodies_are_quarantined(part, codec, damage):
     log, position = part.log(INNER), part.positions(INNER)[1]
     body = {
         "cut": lambda: compress(codec, random.Random(2).randbytes(300))[:-9],
@@ -215,7 +215,7 @@ def test_bodies_that_cannot_be_decompressed(part, codec, damage):
 @pytest.mark.parametrize(
     ("at", "value", "kind"), [(22, 5, "codec"), (16, 3, "crc"), (16, 4, "magic"), (16, 255, "magic")]
 )
-def test_unknown_codec_and_magic(part, at, value, kind):
+def test_unknown_codec_and_magic_are_quarantined(part, at, value, kind):
     log, position = part.log(INNER), part.positions(INNER)[1]
     edit(log, position + at, bytes([value]))
     if kind == "codec":
@@ -224,14 +224,14 @@ def test_unknown_codec_and_magic(part, at, value, kind):
 
 
 @pytest.mark.parametrize(("data", "kind"), [(b"\xff" * 6, "varint"), (b"\x02", "record"), (b"\xfe\xff\x7f", "record")])
-def test_impossible_record(part, data, kind):
+def test_invalid_record_is_quarantined(part, data, kind):
     log, position = part.log(INNER), part.positions(INNER)[1]
     edit(log, position + 61, data)
     resign(log, position)
     expect(part, kind, position + 61, SECOND)
 
 
-def test_batches_out_of_order(part):
+def test_batches_out_of_order_are_quarantined(part):
     part.write(INNER, [batch_at(INNER), batch_at(INNER + 8), batch_at(INNER + 4)])
     fails(part, "offsets", segment_file(INNER, "log"), part.positions(INNER)[2])
     found, problems = quarantine(part)
@@ -239,7 +239,7 @@ def test_batches_out_of_order(part):
     assert found == [offset for offset in ALL if offset not in SECOND]
 
 
-def test_name_above_the_content(part):
+def test_file_name_above_the_first_offset_is_quarantined(part):
     for kind in ("log", "index", "timeindex"):
         (part.folder / segment_file(INNER, kind)).rename(part.folder / segment_file(INNER + 2, kind))
     fails(part, "name", segment_file(INNER + 2, "log"), 0)
@@ -248,7 +248,7 @@ def test_name_above_the_content(part):
     assert found == [offset for offset in ALL if offset not in (INNER, INNER + 1)]
 
 
-def test_overlapping_segments(part):
+def test_overlapping_segments_are_quarantined(part):
     part.write(INNER, [batch_at(INNER + i * RECORDS) for i in range(4)])
     fails(part, "overlap", segment_file(INNER, "log"), part.positions(INNER)[3])
     found, problems = quarantine(part)
@@ -256,7 +256,7 @@ def test_overlapping_segments(part):
     assert found == ALL
 
 
-def test_zeros_of_a_preallocated_log(part):
+def test_zeros_of_a_preallocated_log_are_ignored(part):
     log = part.log(ACTIVE)
     log.write_bytes(log.read_bytes() + bytes(10_000))
     assert quarantine(part) == (ALL, [])
@@ -266,7 +266,7 @@ def test_zeros_of_a_preallocated_log(part):
     assert [kind for kind, _ in problems] == ["torn_tail"]
 
 
-def test_markers_ahead_that_cannot_be_read(tmp_path):
+def test_unreadable_later_markers_are_reported(tmp_path):
     """It is unknown then which transactions were committed: their data is withheld, and the problem reported."""
     files = write_partition(tmp_path / "archive" / "t-0", "{pid=1 txn} a=1 | x=2 || {pid=1 abort} | y=3 | z=4")
     edit(files.logs[1], 8, b"\xff\xff\xff\xff")
@@ -279,7 +279,7 @@ def test_markers_ahead_that_cannot_be_read(tmp_path):
 
 
 @pytest.mark.parametrize("in_last", [False, True])
-def test_committed_data_on_both_sides_of_damage(tmp_path, in_last):
+def test_committed_records_before_and_after_damage_are_read(tmp_path, in_last):
     """Only records whose marker may lie behind the damage are withheld; the log end behind the damage is found."""
     text = (
         "{pid=1 txn} a=1 | {pid=2 txn} b=2 | {pid=2 commit} | x=3 | {pid=1 txn} c=4 | {pid=1 commit} | {pid=3 txn} d=5"
@@ -298,7 +298,7 @@ def test_committed_data_on_both_sides_of_damage(tmp_path, in_last):
     ("at", "bit", "name"), [(69, 0, "its type"), (50, 1, "its producer"), (22, 5, "its control bit")], ids=str
 )
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_bad_bit_in_a_marker_makes_no_aborted_data_visible(tmp_path, at, bit, name, ahead):
+def test_flipped_bit_in_a_marker_makes_no_aborted_data_visible(tmp_path, at, bit, name, ahead):
     """The marker may also lie above the requested offsets."""
     text = "{pid=1 txn} a=1 | x=2 | {pid=1 abort} | {pid=1 txn} b=3 | {pid=1 commit} || y=4"
     files = write_partition(tmp_path / "archive" / "t-0", text)
@@ -344,7 +344,7 @@ def test_data_without_a_marker_is_withheld_where_headers_are_damaged(tmp_path):
     [{"endingOffsets": '{"t":{"0":8}}'}, {"isolationLevel": "read_committed"}, {"startingOffsets": '{"t":{"0":1}}'}],
     ids=lambda given: next(iter(given)),
 )
-def test_the_end_of_the_log_behind_damage(tmp_path, given):
+def test_end_of_the_log_after_damage_is_determined(tmp_path, given):
     """Limits need the log's end; where damage hides it, the log is read up to there, and the damage reported."""
     files = write_partition(tmp_path / "archive" / "t-0", "a=0 || a=1 | b=2 | c=3 | d=4")
     edit(files.logs[1], 70 + 8, b"\xff\xff\xff\xff")
@@ -353,7 +353,7 @@ def test_the_end_of_the_log_behind_damage(tmp_path, given):
     assert [row["problem"]["position"] for row in rows if row["problem"]] == [70]
 
 
-def test_files_that_cannot_be_read(part):
+def test_unreadable_files_are_reported(part):
     part.log(INNER).unlink()
     part.log(INNER).mkdir()
     with pytest.raises(LogFormatError, match="unreadable: expected a readable file, found a folder"):
@@ -362,7 +362,7 @@ def test_files_that_cannot_be_read(part):
     assert [row["problem"]["kind"] for row in rows] == ["unreadable"]
 
 
-def test_a_file_that_shrinks_after_it_was_listed(part):
+def test_file_shortened_after_the_listing_is_reported(part):
     from lastkey.jobs.data_source.read import read_task
     from lastkey.jobs.data_source.source import select_columns
     from tests.builders.sources import BY_NAME, _Partition, list_tasks, parse_options
@@ -383,7 +383,7 @@ def test_a_file_that_shrinks_after_it_was_listed(part):
 
 
 @pytest.mark.parametrize("name", ["t-0", "disk2"])
-def test_a_folder_that_cannot_be_listed(part, tmp_path, name):
+def test_unlistable_folder_is_reported(part, tmp_path, name):
     """The folder is a partition's, or may hold partitions: without a problem its records would be missing silently."""
     (part.root / "disk2").mkdir()
     (part.root / "lost+found").mkdir()  # folder of the file system, never a log
@@ -410,7 +410,7 @@ BITS: list[Callable[[random.Random], int]] = [lambda rng: rng.randrange(8, 12), 
 
 
 @pytest.mark.parametrize("seed", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 100))])
-def test_one_bit_anywhere_costs_at_most_its_batch(part, seed):
+def test_flipped_bit_loses_at_most_its_batch(part, seed):
     """In bytes that a checksum covers, or in the length or magic; offsets and leader epoch have none."""
     rng = random.Random(seed)
     base = rng.randrange(SEGMENTS) * SEGMENT_OFFSETS

@@ -73,7 +73,7 @@ def offsets(**each: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("hostile", [{}, HOSTILE], ids=["", "hostile"])
 @pytest.mark.parametrize("source", ["kafka_log", "kafka_log_batches"])
-def test_a_segment_in_the_middle(holed: Partition, source: str, hostile: dict[str, str]) -> None:
+def test_missing_inner_segment_is_a_gap_for_readers(holed: Partition, source: str, hostile: dict[str, str]) -> None:
     gap = read_gap(holed, source, **hostile)
     assert gap is not None
     assert gap.path == f"{holed.folder}/{segment_file(2 * INNER, 'log')}"
@@ -90,7 +90,7 @@ def test_fail_on_data_loss_false_skips_gaps(holed: Partition) -> None:
         read("kafka_log", holed.root, failOnDataLoss="false", gaps="fail")
 
 
-def test_indexes_show_only_a_missing_beginning(holed: Partition) -> None:
+def test_indexes_show_a_missing_beginning_only(holed: Partition) -> None:
     """No log is opened for them."""
     assert read_gap(holed, "kafka_log_index") is None
     remove(holed, 0)
@@ -120,21 +120,21 @@ BESIDE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", TOUCHING.values(), ids=TOUCHING)
-def test_a_hole_in_what_is_asked_for(holed: Partition, options: dict[str, Any]) -> None:
+def test_gap_in_the_requested_range_is_reported(holed: Partition, options: dict[str, Any]) -> None:
     gap = read_gap(holed, **options)
     assert gap is not None and gap.expected.startswith(f"a segment that begins at offset {INNER}, where {holed.log(0)}")
 
 
 @pytest.mark.parametrize("options", BESIDE.values(), ids=BESIDE)
-def test_a_hole_beside_what_is_asked_for(holed: Partition, options: dict[str, Any]) -> None:
+def test_gap_outside_the_requested_range_is_ignored(holed: Partition, options: dict[str, Any]) -> None:
     assert read_gap(holed, **options) is None
 
 
-def test_files_that_are_named_need_not_be_neighbours(holed: Partition) -> None:
+def test_explicitly_named_files_need_not_be_adjacent(holed: Partition) -> None:
     assert len(read("kafka_log", f"{holed.folder}/*.log")) == END - INNER
 
 
-def test_an_index_without_its_log(part: Partition) -> None:
+def test_index_without_a_log_is_a_gap_for_readers(part: Partition) -> None:
     """The same below the cleaner checkpoint, where a hole alone proves no loss."""
     checkpoint(part, "cleaner-offset", ACTIVE)
     remove(part, INNER, "log", "timeindex")
@@ -143,7 +143,7 @@ def test_an_index_without_its_log(part: Partition) -> None:
 
 
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
-def test_a_log_cut_at_a_batch_border(part: Partition, kind: str) -> None:
+def test_log_cut_at_a_batch_boundary_is_a_gap(part: Partition, kind: str) -> None:
     checkpoint(part, "cleaner-offset", ACTIVE)
     data = part.log(INNER).read_bytes()
     part.log(INNER).write_bytes(data[: borders(data)[0]])
@@ -154,7 +154,7 @@ def test_a_log_cut_at_a_batch_border(part: Partition, kind: str) -> None:
     assert read_gap(part) is None
 
 
-def test_the_first_segment(part: Partition) -> None:
+def test_missing_first_segment_is_a_gap(part: Partition) -> None:
     remove(part, 0)
     gap = read_gap(part)
     assert gap is not None and gap.path == f"{part.folder}/leader-epoch-checkpoint"
@@ -165,7 +165,7 @@ def test_the_first_segment(part: Partition) -> None:
 
 
 @pytest.mark.parametrize("kind", ["index", "snapshot"])
-def test_behind_the_last_segment(part: Partition, kind: str) -> None:
+def test_index_above_the_last_segment_is_a_gap_for_readers(part: Partition, kind: str) -> None:
     beyond = part.folder / segment_file(END + 1, kind)
     beyond.write_bytes(b"")
     gap = read_gap(part)
@@ -177,7 +177,7 @@ def test_behind_the_last_segment(part: Partition, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_same_as_verify_and_compact(tmp_path: Path) -> None:
+def test_readers_verify_and_compact_report_the_same_gaps(tmp_path: Path) -> None:
     """Missing segments, segments that a cleaner rewrote, and its checkpoint together."""
     seen = set()
     cases = itertools.product(((), (INNER,), (2 * INNER,)), (None, 0, 2 * INNER, ACTIVE), (0, INNER + RECORDS, ACTIVE))
@@ -197,7 +197,7 @@ def test_the_same_as_verify_and_compact(tmp_path: Path) -> None:
     assert seen == {True, False}
 
 
-def test_a_cleaners_work_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleaned_batches_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that was filled from a cleaned leader has a hole behind each segment."""
     part = Partition(tmp_path / "archive", tmp_path / "store")
     part.folder.mkdir(parents=True)
@@ -246,7 +246,7 @@ def test_a_stream_fails_at_a_gap(part: Partition) -> None:
     assert [row["problem"] and row["problem"]["kind"] for row in rows] == ["gap", *[None] * RECORDS]
 
 
-def test_a_stream_does_not_begin_behind_a_gap(part: Partition) -> None:
+def test_stream_does_not_begin_after_a_gap(part: Partition) -> None:
     remove(part, 0)
     with pytest.raises(LogFormatError, match="gap"):
         open_stream(part, startingOffsets="earliest").initialOffset()

@@ -57,7 +57,7 @@ def logs(draw: Any) -> str:
 @pytest.mark.long
 @settings(max_examples=60)
 @given(logs(), st.data())
-def test_limits_together(tmp_path_factory, text, data):
+def test_combined_limits_select_the_intersection(tmp_path_factory, text, data):
     folder = tmp_path_factory.mktemp("properties") / "t-0"
     files = write_partition(folder, text)
     whole = read("kafka_log", folder, columns=COLUMNS)
@@ -93,7 +93,7 @@ def test_limits_together(tmp_path_factory, text, data):
 @pytest.mark.long
 @settings(max_examples=60)
 @given(logs(), st.integers(0, 9), st.integers(0, 60) | st.none())
-def test_the_last_stable_offset_by_any_snapshot(tmp_path_factory, text, lost, high_watermark):
+def test_last_stable_offset_is_found_from_any_snapshot(tmp_path_factory, text, lost, high_watermark):
     folder = tmp_path_factory.mktemp("stable") / "t-0"
     files = write_partition(folder, text)
     batches = [batch for log in files.logs for batch in decode_log(log.read_bytes())]
@@ -108,7 +108,7 @@ def test_the_last_stable_offset_by_any_snapshot(tmp_path_factory, text, lost, hi
 
 
 @pytest.mark.parametrize("text", ["", "{last=5}", "{pid=1 txn} a=1", "{pid=1 abort}"])
-def test_logs_of_almost_nothing(tmp_path, text):
+def test_nearly_empty_logs_are_read(tmp_path, text):
     write_partition(Path(tmp_path) / "t-0", text)
     n = 1 if "a=1" in text else 0
     assert read("kafka_log", tmp_path).num_rows == n

@@ -140,7 +140,7 @@ def full_scan(counting: CountingFiles, day: Path) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("minute", [0, 1, 777, 1438])
-def test_a_minute_of_a_day_reads_less_than_a_twentieth(day, counting, minute):
+def test_reading_a_minute_of_a_day_reads_less_than_a_twentieth(day, counting, minute):
     """Between two points of the log: `startingTimestamp` and `endingTimestamp`."""
     total = full_scan(counting, day)
     start, end = window(minute)
@@ -151,7 +151,7 @@ def test_a_minute_of_a_day_reads_less_than_a_twentieth(day, counting, minute):
     assert read_in_all < total / 20, f"{read_in_all:,} of {total:,} bytes"
 
 
-def test_the_same_by_the_kernels_count(day):
+def test_byte_counter_of_the_kernel_confirms_pruned_reads(day):
     """Local files: what is read is asked of the kernel; of what is mapped the look-ups touch a few pages."""
     start, end = window(777)
 
@@ -171,7 +171,7 @@ def test_the_same_by_the_kernels_count(day):
     assert 0 < cost(minute) < cost(whole) / 20
 
 
-def test_segments_that_cannot_match_are_not_opened(day, counting):
+def test_segments_without_matching_offsets_are_not_opened(day, counting):
     start = SEGMENT_RECORDS * 2 + 50
     given = {"startingOffsets": f'{{"clicks":{{"0":{start}}}}}', "endingOffsets": f'{{"clicks":{{"0":{start + 10}}}}}'}
     tasks = list_tasks("kafka_log", day, **given)
@@ -186,7 +186,7 @@ def test_segments_that_cannot_match_are_not_opened(day, counting):
     assert opened == {f"{SEGMENT_RECORDS * 2:020d}.log", f"{last:020d}.log"}
 
 
-def test_a_limit_by_time_skips_what_lies_before_and_misses_nothing(day, counting):
+def test_time_limit_skips_earlier_segments_and_no_matching_record(day, counting):
     """Pushed down, exact: every record of the window, though timestamps are out of order."""
     total = full_scan(counting, day)
     start, end = window(1400)
@@ -200,13 +200,13 @@ def test_a_limit_by_time_skips_what_lies_before_and_misses_nothing(day, counting
     assert read_in_all < total / 20 + total * 40 / 1440  # from the window on
 
 
-def test_batches_read_headers_alone(day):
+def test_batch_rows_read_headers_only(day):
     size = sum(path.stat().st_size for path in files_in(day))
     before = read_bytes()
     assert read("kafka_log_batches", day, columns="base_offset").num_rows == RECORDS // 100
     assert read_bytes() - before < size / 20
 
 
-def test_indexes_open_no_log(day, counting):
+def test_index_rows_open_no_log(day, counting):
     assert read("kafka_log_index", day).num_rows > 1000
     assert counting.logs == 0

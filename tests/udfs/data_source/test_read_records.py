@@ -55,7 +55,7 @@ UNDER = [
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "options"), UNDER)
-def test_every_record_as_segments_give_them(cases, name, options, monkeypatch):
+def test_every_record_equals_that_of_a_segment_reader(cases, name, options, monkeypatch):
     if options:
         monkeypatch.setattr(read_records, "CHUNK_BYTES", 100)  # less than a batch
     case = cases[name]
@@ -65,7 +65,7 @@ def test_every_record_as_segments_give_them(cases, name, options, monkeypatch):
             assert plain(read("kafka_log", folder, **given)).equals(whole(folder)), folder
 
 
-def test_default_columns_are_those_of_sparks_kafka_source(cases):
+def test_default_columns_equal_those_of_the_kafka_source_of_spark(cases):
     case = cases["few-keys"]
     found = read("kafka_log", case.input(case.partitions[0]))
     assert found.schema.names == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
@@ -75,14 +75,14 @@ def test_default_columns_are_those_of_sparks_kafka_source(cases):
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_file_of_any_name_that_begins_with_a_compressed_batch_of_magic_0_or_1(tmp_path, magic):
+def test_file_with_any_name_and_a_leading_legacy_wrapper_is_read(tmp_path, magic):
     """Its header has the last offset; the records before that one are read too."""
     (tmp_path / "copy.of.a.log").write_bytes(compressed(magic, 10, 14, 16))
     assert read("kafka_log", tmp_path / "copy.of.a.log")["offset"].to_pylist() == list(range(10, 16))
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_batches_of_magic_0_or_1_behind_the_end_are_not_shown(tmp_path, magic):
+def test_legacy_batches_above_the_end_are_not_read(tmp_path, magic):
     """A piece that no index has cut, as in a bucket: each header has only the last offset."""
     data = compressed(magic, 0, 4, 10, 13, 15)
     (tmp_path / f"{0:020}.log").write_bytes(data)
@@ -106,7 +106,7 @@ def compressed(magic, *borders):
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", [{}, HOSTILE], ids=["", "hostile"])
-def test_any_range_of_offsets_gives_its_records(tmp_path, options):
+def test_any_range_of_offsets_selects_its_records(tmp_path, options):
     files = write_partition(tmp_path / "t-0", "a=1 b=2 c=3 | a=4 b=5 || c=6 | a=7 b=8 c=9 || a=10")
     for start in range(0, files.end_offset + 1):
         for end in range(start, files.end_offset + 1):
@@ -115,7 +115,7 @@ def test_any_range_of_offsets_gives_its_records(tmp_path, options):
             assert found["offset"].to_pylist() == list(range(start, end))
 
 
-def test_offsets_outside_the_log(tmp_path):
+def test_offsets_outside_the_log_are_refused(tmp_path):
     write_partition(tmp_path / "t-0", "a=1 b=2", base_offset=10)
     with pytest.raises(Exception, match="t-0: startingOffsets: expected an offset from 10 to 12, found 3"):
         read("kafka_log", tmp_path, startingOffsets='{"t":{"0":3}}')
@@ -130,7 +130,7 @@ def test_offsets_outside_the_log(tmp_path):
 DISORDER = "a=1~500 b=2~100 | a=3~300 b=4~900 || a=5~200 | b=6~901 a=7~50 | a=8~700 || a=9~400"
 
 
-def test_timestamps_are_bounds_as_in_sparks_kafka_source(tmp_path):
+def test_timestamps_limit_offsets_as_in_the_kafka_source_of_spark(tmp_path):
     """The first record with a timestamp at or above: an offset from then on."""
     write_partition(tmp_path / "t-0", DISORDER)
     found = read("kafka_log", tmp_path, startingTimestamp="600", endingTimestamp="901")
@@ -145,7 +145,7 @@ def test_timestamps_are_bounds_as_in_sparks_kafka_source(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", [{}, HOSTILE], ids=["", "hostile"])
-def test_a_limit_by_time_finds_every_record_of_the_window(tmp_path, options):
+def test_time_limit_selects_every_record_of_the_window(tmp_path, options):
     write_partition(tmp_path / "t-0", DISORDER)
     times = [500, 100, 300, 900, 200, 901, 50, 700, 400]
     for start in (0, 100, 301, 900, 902):
@@ -161,7 +161,7 @@ def test_append_time_needs_no_decompression_for_an_upper_limit(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, HOSTILE], ids=["", "hostile"])
-def test_a_key_gives_its_records(tmp_path, options):
+def test_key_option_selects_its_records(tmp_path, options):
     write_partition(tmp_path / "t-0", "a=1 b=2 =3 -=4 | {codec=zstd} a=5 | b=6 || a=7")
     assert read("kafka_log", tmp_path, key="a", **options)["value"].to_pylist() == [b"1", b"5", b"7"]
     assert read("kafka_log", tmp_path, key="0x62", **options)["value"].to_pylist() == [b"2", b"6"]
@@ -179,7 +179,7 @@ TRANSACTIONS = (
 
 @pytest.mark.parametrize("options", [{}, HOSTILE], ids=["", "hostile"])
 @pytest.mark.parametrize("lost", [(), ("txnindex",), ("snapshot",), ("txnindex", "snapshot", "index", "timeindex")])
-def test_read_committed(tmp_path, lost, options):
+def test_read_committed_omits_aborted_and_open_transactions(tmp_path, lost, options):
     """Aborted data is left out, and all from the first open transaction on, whatever files there are beside the log."""
     write_partition(tmp_path / "t-0", TRANSACTIONS)
     for kind in lost:
@@ -195,7 +195,7 @@ def test_read_committed(tmp_path, lost, options):
     assert pc.sum(control["control"]).as_py() == 4
 
 
-def test_read_committed_within_offsets(tmp_path):
+def test_read_committed_uses_markers_above_the_requested_offsets(tmp_path):
     """Markers behind the end of what is read decide as well."""
     write_partition(tmp_path / "t-0", TRANSACTIONS)
     given = {"startingOffsets": '{"t":{"0":1}}', "endingOffsets": '{"t":{"0":3}}', "isolationLevel": "read_committed"}
@@ -203,7 +203,7 @@ def test_read_committed_within_offsets(tmp_path):
 
 
 @pytest.mark.parametrize(("end", "seen"), [("abort", [b"x"]), ("commit", [b"a", b"x", b"b"])])
-def test_a_transaction_over_more_segments_than_a_task_names(tmp_path, end, seen):
+def test_transaction_over_many_segments_is_decided(tmp_path, end, seen):
     between = " || ".join(f"{{last={10 + i}}}" for i in range(20))
     text = f"{{pid=1 txn}} k=a || x=x || {{pid=1 txn}} k=b || {between} || {{pid=1 {end}}}"
     write_partition(tmp_path / "t-0", text)
@@ -214,7 +214,7 @@ def test_a_transaction_over_more_segments_than_a_task_names(tmp_path, end, seen)
     assert read("kafka_log", tmp_path, isolationLevel="read_committed")["value"].to_pylist() == seen
 
 
-def test_the_smallest_splits_cost_no_memory_by_the_byte(tmp_path):
+def test_smallest_splits_need_bounded_memory(tmp_path):
     """At most one for each entry of the index: an array by bytes of a log of 2 GB would be one of 16."""
     files = write_partition(tmp_path / "t-0", "a=1 | b=2 | c=3", index_interval_bytes=1)
     size = 64 << 20
@@ -238,7 +238,7 @@ def test_index_files_are_spread_over_tasks(tmp_path):
 
 
 @pytest.mark.long
-def test_split_at_batches_and_packed(tmp_path):
+def test_large_files_are_split_and_small_files_are_packed(tmp_path):
     batches = " | ".join(" ".join(f"k{i}={'v' * 300}{i}" for _ in range(10)) for i in range(60))
     for number in range(3):
         write_partition(tmp_path / f"large-{number}", batches)
@@ -257,7 +257,7 @@ def test_split_at_batches_and_packed(tmp_path):
     assert len(list_tasks("kafka_log", tmp_path, topics="small*,large")) == 1
 
 
-def test_topics_are_named_listed_in_a_file_and_left_out(tmp_path):
+def test_topics_are_selected_by_name_by_file_and_excluded(tmp_path):
     for topic in ("a-one", "a-two", "b", "c"):
         write_partition(tmp_path / "archive" / f"{topic}-0", "k=1")
     (tmp_path / "list").write_text("# ours\na-*\n\nc # too\n")
@@ -273,7 +273,7 @@ def test_topics_are_named_listed_in_a_file_and_left_out(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
 @pytest.mark.parametrize("damage", ["missing", "torn", "foreign", "random"])
-def test_a_wrong_index_hides_nothing(tmp_path, kind, damage):
+def test_wrong_index_hides_no_record(tmp_path, kind, damage):
     text = " | ".join(f"k{i}={'v' * 500} l{i}={'w' * 500}" for i in range(40))
     files = write_partition(tmp_path / "t-0", f"{text} || {text}")
     other = write_partition(tmp_path.parent / f"{tmp_path.name}-other" / "t-0", " | ".join(["a=b " * 50] * 30))
@@ -309,7 +309,7 @@ def test_a_torn_tail_ends_the_log_and_is_damage_before_its_end(tmp_path):
     assert found["problem"].to_pylist()[2]["kind"] == "torn_tail"
 
 
-def test_batches_and_indexes(cases):
+def test_batch_and_index_rows_are_read(cases):
     case = cases["txn-zstd"]
     folder = case.input(case.partitions[0])
     logs = files_in(folder)
@@ -331,7 +331,7 @@ def test_batches_and_indexes(cases):
     assert set(only["kind"].to_pylist()) == {"transaction", "leader_epoch"}
 
 
-def test_snapshot_without_an_open_transaction_of_the_log(tmp_path):
+def test_snapshot_that_lacks_an_open_transaction_is_corrected_by_the_log(tmp_path):
     """A broker believes the snapshot, and serves the open transaction's records (tests/kafka)."""
     folder = tmp_path / "t-0"
     write_partition(folder, "k=1 | {pid=1 txn} k=2 || x=1 || z=1")

@@ -80,7 +80,7 @@ def test_each_avro_type_has_its_arrow_type(schema, kind, value, read):
     assert decode_avro(encoded(schema, value), schema).type == kind
 
 
-def test_a_union_of_several():
+def test_union_of_several_types_is_decoded():
     a, b = record(("x", "int"), name="A"), record(("x", "int"), ("of", ["null", "shop.A"]), name="B")
     branches = ["null", "int", "string", "bytes", "boolean", a, b, {"type": "map", "values": "int"}]
     values = [None, 3, "text", b"bytes", True, ("shop.A", {"x": 1}), ("shop.B", {"x": 2, "of": {"x": 3}}), {"k": 1}]
@@ -91,7 +91,7 @@ def test_a_union_of_several():
     ]  # fmt: skip
 
 
-def test_numbers_of_a_union_that_fastavro_does_not_tell_apart():
+def test_numeric_union_members_are_distinguished():
     branches = ["int", "long", "string", "null"]
     column, reasons = read_avro(encoded(branches, 3, "text", None), branches)
     assert column.to_pylist() == [None, {"member0": None, "member1": None, "member2": "text"}, None]
@@ -99,7 +99,7 @@ def test_numbers_of_a_union_that_fastavro_does_not_tell_apart():
     assert reasons.to_pylist()[1:] == [None, None]
 
 
-def test_versions_by_schema_id():
+def test_schema_version_is_selected_by_its_id():
     old, new = record(("id", "int")), record(("id", "long"), ("note", "string"))
     target = new | {"fields": [new["fields"][0], {"name": "note", "type": "string", "default": "none"}]}
     values = [
@@ -146,7 +146,7 @@ FLOAT_OF = 2**24 + 1  # no float of 32 bits
     ],
     ids=range(15),
 )  # fmt: skip
-def test_one_version_as_another_reads_it(old, value, new, read):
+def test_values_are_resolved_to_the_reader_schema(old, value, new, read):
     values = pa.array([b"\0\0\0\0\1" + encoded(record(("a", old)), {"a": value})[0].as_py()])
     column, reasons = read_avro(values, record(("a", new)), writers={1: record(("a", old))})
     assert column.to_pylist() == [None if read is None else {"a": read}]
@@ -171,7 +171,7 @@ def with_default(schema, default):
     ],
     ids=range(7),
 )
-def test_defaults_of_fields_that_were_not_written(schema, default, read):
+def test_missing_fields_have_the_defaults_of_the_reader_schema(schema, default, read):
     values = pa.array([b"\0\0\0\0\1\2", b"\0\0\0\0\1\4"])
     column = decode_avro(values, with_default(schema, default), writers={1: record(("id", "int"))}, errors="fail")
     assert column.to_pylist() == [{"id": 1, "a": read}, {"id": 2, "a": read}]
@@ -186,7 +186,7 @@ def test_defaults_of_fields_that_were_not_written(schema, default, read):
     ],
     ids=range(7),
 )  # fmt: skip
-def test_defaults_that_fastavro_gets_wrong_are_refused(schema, default):
+def test_unsupported_defaults_are_refused(schema, default):
     values, target = pa.array([b"\0\0\0\0\1\2", None]), with_default(schema, default)
     column, reasons = read_avro(values, target, writers={1: record(("id", "int")), 2: target})
     assert column.to_pylist() == [None, None]
@@ -207,7 +207,7 @@ def test_defaults_that_fastavro_gets_wrong_are_refused(schema, default):
     ],
     ids=range(5),
 )
-def test_a_union_of_members_that_the_writer_did_not_have_is_refused(old, value, new, path):
+def test_union_with_members_unknown_to_the_writer_is_refused(old, value, new, path):
     values = pa.array([b"\0\0\0\0\1" + encoded(record(("a", old)), {"a": value})[0].as_py()])
     column, (reason,) = read_avro(values, record(("a", new)), writers={1: record(("a", old))})
     assert column.to_pylist() == [None]
@@ -219,7 +219,7 @@ def test_a_union_of_members_that_the_writer_did_not_have_is_refused(old, value, 
     [(["bytes", "double", "string", "int"], None), (["string", "double", "int"], None),
      (["int", "string", "double"], [{"member0": 3}, {"member1": "x"}, {"member2": 1.5}])],
 )  # fmt: skip
-def test_a_union_where_fastavro_would_promote_a_value_of_another_branch_is_refused(new, read):
+def test_union_with_an_ambiguous_promotion_is_refused(new, read):
     old = record(("a", ["null", "string", "int", "double"]))
     values = encoded(old, {"a": 3}, {"a": "x"}, {"a": 1.5}).to_pylist()
     column, reasons = read_avro(
@@ -231,7 +231,7 @@ def test_a_union_where_fastavro_would_promote_a_value_of_another_branch_is_refus
         assert [{k: v for k, v in row["a"].items() if v is not None} for row in column.to_pylist()] == read
 
 
-def test_a_field_that_was_written_under_two_of_its_names_is_refused():
+def test_field_written_under_two_aliases_is_refused():
     old = record(("a", "int"), ("b", "int"))
     target = record() | {"fields": [{"name": "b", "type": "int", "aliases": ["a"]}]}
     values = pa.array([b"\0\0\0\0\1" + encoded(old, {"a": 1, "b": 2})[0].as_py()])
@@ -252,7 +252,7 @@ def test_error_explains_why_a_newer_schema_does_not_resolve():
         assert problem in read_avro(values, target, writers={1: record(("id", "int"))})[1][0].as_py()
 
 
-def test_invalid_branches_symbols_and_decimals():
+def test_invalid_branches_symbols_and_decimals_have_reasons():
     union = record(("a", ["null", "int"]), ("b", ["string", LETTERS]))
     good, values = b"\2\2\2\2", [b"\1\2\2\2", b"\3\2\2", b"\x7f\2\2", b"\4\2\2\2", b"\2\2\1\2", b"\2\2\4"]
     column, reasons = read_avro(pa.array([good, *values]), union)
@@ -265,7 +265,7 @@ def test_invalid_branches_symbols_and_decimals():
     assert decode_avro(values, CENTS).to_pylist() == [Decimal("99.99"), None, Decimal("99.99"), None]
 
 
-def test_columns_of_a_table():
+def test_avro_columns_of_several_types_are_decoded():
     values = pa.chunked_array([["\2"], ["\4", None]])
     assert decode_avro(values, "int").to_pylist() == [1, 2, None]
     assert decode_avro(pa.array([b"\2", b"\2"]).dictionary_encode(), "int").to_pylist() == [1, 1]
@@ -290,7 +290,7 @@ def test_bytes_that_do_not_match_the_schema():
 
 
 @given(st.binary(max_size=30), st.integers(0, 29))
-def test_damage_gives_a_reason_or_a_value(junk, at):
+def test_damaged_avro_gives_a_reason_or_a_value(junk, at):
     inner = record(("m", {"type": "map", "values": ["null", "string"]}), ("d", "double"), name="I")
     schema = record(
         ("id", "long"), ("e", {"type": "enum", "name": "E", "symbols": ["A"]}), ("i", {"type": "array", "items": inner})
@@ -324,7 +324,7 @@ def test_cost_of_many_schemas_grows_with_the_rows():
     assert text.to_pylist() == ['{"id": 1}'] * 2000
 
 
-def test_a_schema_a_row():
+def test_each_row_may_have_its_own_schema():
     values = pa.array([b"\2", b"\2a", b"\2", None, b"\4"])
     schemas = pa.array(['"int"', '"string"', None, '"int"', '"int"'])
     text, reasons = avro_json(values, schemas)
@@ -349,6 +349,6 @@ def test_a_schema_a_row():
     ],
     ids=range(11),
 )
-def test_invalid_schemas(schema, problem):
+def test_invalid_schemas_are_refused(schema, problem):
     with pytest.raises(AvroSchemaError, match=problem):
         avro_schema(schema)

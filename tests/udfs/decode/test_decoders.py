@@ -47,7 +47,7 @@ def twin(value: bytes, name: str):
 @pytest.mark.parametrize("name", sorted(set(DECODERS) - {"string", "json"}))
 @settings(max_examples=40)
 @given(values=VALUES, first=st.integers(0, 3), magic=st.sampled_from([b"", b"\0", b"\1"]))
-def test_each_decoder_decodes_as_its_twin(name, values, first, magic):
+def test_each_decoder_equals_its_twin(name, values, first, magic):
     values = [value if value is None else magic + value for value in values]
     expected = [None if value is None else twin(value, name) for value in values]
     got = decode(column(values, first), name)
@@ -60,7 +60,7 @@ def test_each_decoder_decodes_as_its_twin(name, values, first, magic):
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 36])
 @pytest.mark.parametrize("name", sorted(DECODERS))
-def test_decoders_of_fixed_width(name, width):
+def test_fixed_width_decoders_refuse_other_lengths(name, width):
     values = [bytes(range(first, first + width)) for first in range(20)]
     if name not in ("string", "json"):
         np.testing.assert_equal(decode(column(values), name).to_pylist(), [twin(value, name) for value in values])
@@ -76,7 +76,7 @@ def test_decoders_keep_empty_columns_and_nulls(name):
             assert find_problems(pa.array(values, kind), name).to_pylist() == values
 
 
-def test_string_replaces_as_java_does_and_says_so():
+def test_string_decoder_replaces_malformed_bytes_as_java_and_gives_a_reason():
     values = column([b"ab", None, "é€😀".encode(), b"a\xffb", b"\xed\xa0\x80", b""])
     assert decode(values, "string").to_pylist() == ["ab", None, "é€😀", "a�b", "�", ""]
     said = [reason is not None for reason in find_problems(values, "string").to_pylist()]
@@ -113,7 +113,7 @@ def test_malformed_json_has_a_reason(value, problem):
     assert decode(column([value]), "json").to_pylist() == [None if problem else value.decode()]
 
 
-def test_failure_names_kind_place_and_bytes():
+def test_failure_names_decoder_position_and_bytes():
     values = column([struct.pack(">q", 7), None, b"\x01\x02", b"x"])
     with pytest.raises(
         DecodeError,
@@ -133,7 +133,7 @@ def test_wrong_decoders_and_columns_are_refused():
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_binary(), pa.large_string(), pa.binary_view(), pa.binary(4)])
-def test_other_columns_of_bytes(kind):
+def test_decoders_accept_other_binary_columns(kind):
     text = pa.array(["abcd", None])
     values = text.cast(pa.binary()).cast(kind) if "binary" in str(kind) else text.cast(kind)
     assert decode(values, "int").to_pylist() == [0x61626364, None]

@@ -25,7 +25,7 @@ def test_kafkas_known_hashes_are_computed():
 
 
 @given(st.lists(st.none() | st.binary(max_size=70), max_size=20), st.integers(1, 2**31 - 1), st.integers(0, 3))
-def test_any_key_is_hashed_and_placed_as_by_the_twin(keys, n, first):
+def test_any_key_is_hashed_and_partitioned_as_by_the_twin(keys, n, first):
     array = pa.array(keys, pa.binary())[first:]
     keys = keys[first:]
     assert murmur2(array).to_pylist() == [None if k is None else twin.murmur2(k) for k in keys]
@@ -35,7 +35,7 @@ def test_any_key_is_hashed_and_placed_as_by_the_twin(keys, n, first):
 
 
 @pytest.mark.parametrize("length", range(66))
-def test_every_length_whatever_comes_after(length):
+def test_hash_of_every_key_length_ignores_following_bytes(length):
     key = np.random.default_rng(length).integers(0, 256, length, np.uint8).tobytes()
     alone, among = pa.array([key]), pa.array([b"?", key, b"!"])[1:2]
     assert murmur2(alone).to_pylist() == murmur2(among).to_pylist() == [twin.murmur2(key)]
@@ -46,7 +46,7 @@ def test_every_length_whatever_comes_after(length):
     [pa.binary(), pa.string(), pa.large_binary(), pa.large_string(), pa.binary(3), pa.binary_view(), pa.string_view()],
     ids=str,
 )
-def test_kinds_of_columns(kind):
+def test_partitioner_accepts_several_column_types(kind):
     keys = pa.array([b"abc", None, b"xyz"]).cast(pa.string() if "string" in str(kind) else pa.binary()).cast(kind)
     assert default_partitions(keys, 12).to_pylist() == [
         twin.default_partition(b"abc", 12),
@@ -58,7 +58,7 @@ def test_kinds_of_columns(kind):
 @pytest.mark.parametrize(
     ("kind", "code"), [("int16", "h"), ("int32", "i"), ("int64", "q"), ("float", "f"), ("double", "d")]
 )
-def test_numbers_as_their_serializers_write_them(kind, code):
+def test_numeric_keys_are_hashed_as_serialized_by_kafka(kind, code):
     keys = pa.array([1, None, -7], kind)
     expected = [None if v is None else twin.default_partition(struct.pack(f">{code}", v), 50) for v in (1, None, -7)]
     assert default_partitions(keys, 50).to_pylist() == expected
@@ -73,7 +73,7 @@ def test_null_keys_have_no_partition():
     ]
 
 
-def test_impossible_arguments_of_the_partitioner_are_refused():
+def test_invalid_arguments_of_the_partitioner_are_refused():
     with pytest.raises(ValueError, match="expected 1 or more, found 0"):
         default_partitions(pa.array([b"a"]), 0)
     with pytest.raises(ValueError, match="found -3"):
@@ -86,7 +86,7 @@ def test_impossible_arguments_of_the_partitioner_are_refused():
         default_partitions(pa.array([b"a", b"b", b"c"]), pa.array([3, 3]))
 
 
-def test_columns_of_a_table():
+def test_partitioner_accepts_chunked_and_dictionary_columns():
     keys = pa.chunked_array([[b"a"], [b"b", None]])
     expected = [twin.default_partition(b"a", 12), twin.default_partition(b"b", 12), None]
     assert default_partitions(keys, np.int64(12)).to_pylist() == expected

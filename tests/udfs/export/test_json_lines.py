@@ -55,7 +55,7 @@ def as_json(value: object) -> object:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_lines_are_what_python_reads_from_the_same_rows(seed: int) -> None:
+def test_json_lines_equal_those_of_python(seed: int) -> None:
     rng = random.Random(seed)
     rows = [drawn(rng) for _ in range(200)]
     batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
@@ -67,7 +67,7 @@ def test_lines_are_what_python_reads_from_the_same_rows(seed: int) -> None:
         assert [list(json.loads(line)) for line in lines] == [SCHEMA.names] * len(wanted)
 
 
-def test_numbers_that_json_lacks_are_text_and_late_years_have_a_sign() -> None:
+def test_non_finite_numbers_are_text_and_late_years_have_a_sign() -> None:
     moments = pa.array([253402300800000, 253402300799999, None], pa.timestamp("ms", "UTC")).cast(TIMESTAMP)
     batch = pa.record_batch({"n": [math.nan, math.inf, -math.inf], "t": moments})
     assert bytes(json_lines(batch)).decode().splitlines() == [
@@ -77,6 +77,6 @@ def test_numbers_that_json_lacks_are_text_and_late_years_have_a_sign() -> None:
     ]
 
 
-def test_escapes_are_those_of_rfc_8259() -> None:
+def test_escapes_conform_to_rfc_8259() -> None:
     batch = pa.record_batch({"t": ['"\\/\x00\x1f\x7f\u2028é']})
     assert bytes(json_lines(batch)) == '{"t":"\\"\\\\/\\u0000\\u001F\x7f\u2028é"}\n'.encode()

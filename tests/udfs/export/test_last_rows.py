@@ -34,7 +34,7 @@ def last_rows(folder: Path, asked: Range = COMMITTED, memory: int = PLENTY, colu
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_drawn_logs(tmp_path: Path, seed: int) -> None:
+def test_last_rows_of_random_logs_equal_plain_code(tmp_path: Path, seed: int) -> None:
     rng, log = random.Random(seed), Log(tmp_path / "archive" / "t-0")
     pids: set[int] = set()
     for _ in range(3):
@@ -51,7 +51,7 @@ def test_drawn_logs(tmp_path: Path, seed: int) -> None:
     assert (done.problems, done.null_keys) == ([], 0)
 
 
-def test_keys_that_do_not_fit_take_rounds(tmp_path: Path) -> None:
+def test_keys_that_exceed_the_memory_take_several_rounds(tmp_path: Path) -> None:
     n = 150_000
     keys = np.random.default_rng(1).integers(0, n, n)
     folder = tmp_path / "archive" / "t-0"
@@ -68,7 +68,7 @@ def test_keys_that_do_not_fit_take_rounds(tmp_path: Path) -> None:
     assert once == often == LastRows("new/rows.parquet", n)
 
 
-def test_a_problem_is_reported_and_nothing_else_counts(tmp_path: Path) -> None:
+def test_problem_discards_the_rows_of_its_partition(tmp_path: Path) -> None:
     folder = tmp_path / "archive" / "t-0"
     write_partition(folder, "a=1 | b=2 || c=3")
     flip(files_in(folder)[0], 70)
@@ -77,14 +77,14 @@ def test_a_problem_is_reported_and_nothing_else_counts(tmp_path: Path) -> None:
     assert (done.records, len(table)) == (0, 0)
 
 
-def test_keys_alone(tmp_path: Path) -> None:
+def test_last_rows_can_have_only_keys(tmp_path: Path) -> None:
     write_partition(tmp_path / "archive" / "t-0", "a=1 -=2 b=- a=3")
     _, table = last_rows(tmp_path / "archive" / "t-0", columns=("partition", "key"))
     assert table.to_pydict() == {"partition": [0, 0], "key": [b"b", b"a"]}
 
 
 @pytest.mark.parametrize(("cut", "first"), [(3, None), (4, 3), (7, 3), (8, 5), (9, None), (20, None)])
-def test_the_first_transaction_that_is_open_in_front_of_an_offset(tmp_path: Path, cut: int, first: int | None) -> None:
+def test_first_open_transaction_before_an_offset_is_found(tmp_path: Path, cut: int, first: int | None) -> None:
     text = "a=1 b=1 c=1 | {pid=1 txn} d=4 e=5 | {pid=2 txn} f=6 | {pid=1 txn} g=7 | {pid=1 commit} | {pid=2 abort}"
     write_partition(tmp_path / "archive" / "t-0", text)
     (partition,) = find_partitions((str(tmp_path / "archive"),), Selection())

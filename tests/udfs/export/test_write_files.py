@@ -34,7 +34,7 @@ def export(archive: Path, out: Path, kind: str = "parquet", number: int = 0, run
     return export_file(spec, [listed_logs(one) for one in partitions], ExportTask("t", number, tuple(pieces), 1 << 20))
 
 
-def test_a_file_holds_the_rows_and_its_result_counts_them(archive: Path, tmp_path: Path) -> None:
+def test_written_file_has_the_rows_and_its_result_counts_them(archive: Path, tmp_path: Path) -> None:
     done = export(archive, tmp_path / "out")
     assert (done.path, done.records, done.tombstones) == ("t/part-00000.zstd.parquet", 4, 1)
     assert done.bounds["offset"] == (0, 3)
@@ -43,7 +43,7 @@ def test_a_file_holds_the_rows_and_its_result_counts_them(archive: Path, tmp_pat
     assert pq.read_table(file)["key"].to_pylist() == ["a", "b", None, "c"]
 
 
-def test_an_attempt_replaces_its_file_but_in_a_delta_table_each_has_its_own(archive: Path, tmp_path: Path) -> None:
+def test_repeated_attempt_replaces_its_file_except_in_a_delta_table(archive: Path, tmp_path: Path) -> None:
     for kind, n_files in (("parquet", 1), ("ndjson", 1), ("delta", 2)):
         for _ in range(2):
             export(archive, tmp_path / kind, kind)
@@ -51,9 +51,7 @@ def test_an_attempt_replaces_its_file_but_in_a_delta_table_each_has_its_own(arch
 
 
 @pytest.mark.parametrize("kind", ["parquet", "ndjson", "delta"])
-def test_a_task_of_an_export_whose_folder_another_one_has_taken_writes_nothing(
-    archive: Path, tmp_path: Path, kind: str
-) -> None:
+def test_task_of_a_replaced_export_writes_nothing(archive: Path, tmp_path: Path, kind: str) -> None:
     done = export(archive, tmp_path / "out", kind, run="another")
     assert done.path == ""
     assert [*(tmp_path / "out" / "t").iterdir()] == []

@@ -108,7 +108,7 @@ def test_search_finds_keys_in_every_codec(tmp_path, codec):
     assert problems == ()
 
 
-def test_a_markers_key_is_no_key_of_a_user(tmp_path):
+def test_key_of_a_marker_is_not_searched(tmp_path):
     marker = marker_batch(0, 7, ABORT, timestamp=START_MS)
     user = data_batch(1, [(START_MS, b"\0\0\0\0", b"v")])
     path = write_log(tmp_path, [marker, user])
@@ -122,7 +122,7 @@ def test_search_ignores_offsets_and_file_names(tmp_path):
     assert [row[3] for row in found] == [50, 10, 60, 10] and problems == ()
 
 
-def test_a_damaged_batch_is_named_and_the_rest_is_found(tmp_path):
+def test_damaged_batch_is_reported_and_other_records_are_found(tmp_path):
     batches = [data_batch(i, [(START_MS, b"user-7", b"v")]) for i in range(3)]
     path = write_log(tmp_path, batches)
     size = len(batches[0].data)
@@ -149,7 +149,7 @@ def test_damaged_compressed_body_is_reported_and_proves_no_absence(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [1, 20, 70])
-def test_a_torn_tail_is_named_and_its_bytes_are_searched(tmp_path, cut):
+def test_torn_tail_is_reported_and_its_bytes_are_searched(tmp_path, cut):
     batches = [data_batch(i, [(START_MS, b"user-7", b"v" * 200)]) for i in range(2)]
     path = write_log(tmp_path, batches)
     size = len(batches[0].data)
@@ -205,14 +205,14 @@ def test_no_damage_hides_a_key(tmp_path):
     assert n_read > 500
 
 
-def test_zeros_of_a_preallocated_log_hold_nothing(tmp_path):
+def test_zeros_of_a_preallocated_log_have_no_key(tmp_path):
     path = write_log(tmp_path, [data_batch(0, [(START_MS, b"a", b"v")])])
     path.write_bytes(path.read_bytes() + bytes(100_000))
     found, problems = search([path])
     assert len(found) == 1 and problems == ()
 
 
-def test_a_file_that_changed_since_it_was_listed_is_named(tmp_path):
+def test_file_changed_after_the_listing_is_reported(tmp_path):
     logs = [write_log(tmp_path, [data_batch(base, [(START_MS, b"a", b"v")])], base) for base in (0, 10, 20)]
     files = [search_file(path) for path in logs]
     removed, grown, shrunk = logs
@@ -225,7 +225,7 @@ def test_a_file_that_changed_since_it_was_listed_is_named(tmp_path):
     assert [(p.file, p.problem.kind) for p in searched.problems] == [(0, "unreadable"), (1, "changed"), (2, "changed")]
 
 
-def test_a_hundred_thousand_keys_at_once(tmp_path):
+def test_search_accepts_a_hundred_thousand_keys(tmp_path):
     draw = random.Random(1)
     keys = [b"user-%d" % draw.getrandbits(40) for _ in range(100_000)]
     written = draw.sample(keys, 500) + [b"user-x%d" % i for i in range(500)]
@@ -237,7 +237,7 @@ def test_a_hundred_thousand_keys_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_bytes_are_searched_as_a_plain_search_does(seed):
+def test_byte_search_equals_a_plain_search(seed):
     """Keys of few letters overlap and repeat: every first place of each counts, also across the borders of windows."""
     draw = random.Random(seed)
     text = bytes(draw.choices(b"ab", k=3000)) + LONG[:70_000] + b"abab"
@@ -253,7 +253,7 @@ def test_bytes_are_searched_as_a_plain_search_does(seed):
     assert got == {key: text.find(key) for key in keys if key in text and len(key) >= 4}
 
 
-def test_windows_overlap_so_that_no_key_is_cut(monkeypatch):
+def test_search_windows_overlap_by_the_longest_key(monkeypatch):
     monkeypatch.setattr("lastkey.udfs.key_search.find_in_logs.CHUNK_BYTES", 64)
     text = bytes(random.Random(5).choices(b"abc", k=2000))
     keys = list({text[at : at + 30] for at in range(0, 1970, 7)})
@@ -267,7 +267,7 @@ def test_windows_overlap_so_that_no_key_is_cut(monkeypatch):
     assert got == {key: text.find(key) for key in keys}
 
 
-def test_other_files_are_searched_and_short_keys_said_not_to_be(tmp_path):
+def test_other_files_are_searched_and_short_keys_are_noted_as_unsearched(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_bytes(b"about user-7 and a")
     found, [problem] = search([path], kind="bytes")
@@ -276,7 +276,7 @@ def test_other_files_are_searched_and_short_keys_said_not_to_be(tmp_path):
     assert problem.problem.found == "2 shorter ones"
 
 
-def test_tables_are_searched_by_whole_keys_and_texts_by_their_parts(tmp_path):
+def test_table_columns_are_searched_for_whole_keys_and_texts_for_parts(tmp_path):
     path = tmp_path / "part.parquet"
     columns = {
         "key": pa.array([b"a", b"aa", None, b"user-7"], pa.binary()),
@@ -296,7 +296,7 @@ def test_tables_are_searched_by_whole_keys_and_texts_by_their_parts(tmp_path):
     ]  # fmt: skip
 
 
-def test_values_are_found_in_any_type_that_holds_bytes(tmp_path):
+def test_keys_are_found_in_any_type_with_bytes(tmp_path):
     text = pa.array(["user-7", None, "x"])
     columns = {
         "dictionary": text.dictionary_encode(),
@@ -312,7 +312,7 @@ def test_values_are_found_in_any_type_that_holds_bytes(tmp_path):
     assert [row[6] for row in found] == 5 * [False]
 
 
-def test_a_file_that_is_no_parquet_is_named(tmp_path):
+def test_malformed_parquet_file_is_reported(tmp_path):
     path = tmp_path / "part.parquet"
     path.write_bytes(b"PAR1 torn")
     found, problems = search([path], [b"torn", b"a"], kind="table")

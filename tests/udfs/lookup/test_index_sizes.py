@@ -14,7 +14,7 @@ from tests.builders.trees import files_in
 from tests.golden import golden
 
 
-def test_the_tables_of_the_proposals():
+def test_index_sizes_equal_the_tables_of_the_proposals():
     # KIP-33, draft: 3,500 partitions, entries a day 86400 and 1440, "3.4 GB" and "57 MB"
     assert time_index_bytes_per_day(1) == 86_400 * 12
     assert time_index_bytes_per_day(60) == 1_440 * 12
@@ -26,7 +26,7 @@ def test_the_tables_of_the_proposals():
 
 
 @pytest.mark.parametrize("name", ["txn-none", "ts-disorder", "v1-gzip-append", "zstd-headers"])
-def test_counts_against_the_headers(name, tmp_path_factory):
+def test_sizing_counts_equal_those_of_the_headers(name, tmp_path_factory):
     case = golden(tmp_path_factory)[name]
     folder = case.input(case.partitions[0])
     [plan] = archive_plans(str(folder.parent), TopicFilter((case.partitions[0].rpartition("-")[0],)), [])
@@ -47,7 +47,7 @@ def test_counts_against_the_headers(name, tmp_path_factory):
     assert found.days == len(days)
 
 
-def test_a_bad_log_is_counted_up_to_there(tmp_path):
+def test_damaged_log_is_counted_up_to_the_damage(tmp_path):
     folder = write_partition(tmp_path / "t-0", "a=1 | b=2 | c=3").folder
     log = folder / "00000000000000000000.log"
     data = bytearray(log.read_bytes())

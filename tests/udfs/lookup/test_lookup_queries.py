@@ -44,7 +44,7 @@ def ask(plans, rows, size):
 @pytest.mark.long
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("ordered", [True, False])
-def test_many_queries_at_once_answer_as_one_at_a_time(logs, size, ordered):
+def test_many_queries_have_the_answers_of_single_queries(logs, size, ordered):
     plans, root = logs
     rng = random.Random(size)
     rows, expected = [], []
@@ -86,7 +86,7 @@ def open_folders():
     return {Path(file).parent for file in files if file.endswith(".log")}
 
 
-def test_logs_are_closed(logs):
+def test_lookup_closes_log_files(logs):
     plans, _ = logs
     before = open_folders()  # folders of earlier tests: a traceback may hold an open file until it is collected
     batch = pa.table({"topic": ["two-parts"] * 4, "partition": [0, 0, 1, 1], "offset": [1, 2, 1, 2]}).to_batches()[0]
@@ -97,7 +97,7 @@ def test_logs_are_closed(logs):
     assert open_folders() <= before
 
 
-def test_a_bad_log_is_a_status(tmp_path):
+def test_damaged_log_gives_a_status(tmp_path):
     log = write_partition(tmp_path / "t-0", "a=1 | b=2").folder / "00000000000000000000.log"
     data = bytearray(log.read_bytes())
     data[16] = 9

@@ -33,7 +33,7 @@ def minutes(rows):
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_minutes_of_golden_logs_are_those_of_their_records(name, tmp_path_factory):
+def test_minutes_of_golden_logs_equal_those_of_their_records(name, tmp_path_factory):
     case = golden(tmp_path_factory)[name]
     for partition in case.partitions:
         for folder in (case.input(partition), case.expected(2, partition)):
@@ -46,7 +46,7 @@ def test_minutes_of_golden_logs_are_those_of_their_records(name, tmp_path_factor
                 }
 
 
-def test_log_append_time_needs_no_bodies(tmp_path):
+def test_log_append_time_is_indexed_without_reading_bodies(tmp_path):
     log = write_segment(
         tmp_path, "{append_time=120000 codec=zstd} a=1~5 b=2~9 | {append_time=240001} c=3 | {append_time=240002} d=4"
     )
@@ -58,7 +58,7 @@ def test_log_append_time_needs_no_bodies(tmp_path):
     assert minutes(rows) == {2: 0, 4: 2}
 
 
-def test_create_time_out_of_order(tmp_path):
+def test_unordered_create_times_are_indexed(tmp_path):
     log = write_segment(tmp_path, "a=1~180000 b=2~60000 | c=3~180001 d=4~1 | {append_time=600000} e=5")
     rows = minute_rows(log)
     assert {r["timestamps"] for r in rows} == {CREATE_TIME}
@@ -66,7 +66,7 @@ def test_create_time_out_of_order(tmp_path):
 
 
 @pytest.mark.parametrize("header", ["", "{codec=lz4} ", "{append_time=%d} ", "{append_time=%d pid=1 txn} "])
-def test_minutes_at_random_in_a_table_that_grows(tmp_path, monkeypatch, header):
+def test_random_minutes_are_added_to_a_growing_table(tmp_path, monkeypatch, header):
     monkeypatch.setattr(module, "_SLOTS", 2)
     rng = random.Random(header)
     batches = []
@@ -88,7 +88,7 @@ def test_impossible_timestamp_has_no_minute(tmp_path):
     assert [(row["minute"] is None, row["first_offset"]) for row in rows] == [(False, 1), (True, 0)]
 
 
-def test_a_segment_without_data_has_a_row(tmp_path):
+def test_segment_without_data_has_a_row(tmp_path):
     log = write_segment(tmp_path, "{pid=1 txn ts=-1} a=1~-1 | {pid=1 commit}")
     [row] = minute_rows(log)
     assert (row["minute"], row["first_offset"], row["size_bytes"]) == (None, None, log.stat().st_size)
@@ -102,7 +102,7 @@ def test_damaged_log_is_reported(tmp_path):
     assert {"crc" in row["problem"] for row in minute_rows(log)} == {True}
 
 
-def test_groups_hold_up_to_a_size_or_one_segment():
+def test_segment_groups_are_limited_by_size():
     segments = [Segment("", "", i, size, 0) for i, size in enumerate([5, 5, 20, 1, 1])]
     assert [[s.base_offset for s in group] for group in groups(segments, lambda s: s.size_bytes, 10)] == [
         [0, 1],

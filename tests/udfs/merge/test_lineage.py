@@ -44,18 +44,18 @@ def rows(*entries: tuple[int, int]) -> np.ndarray:
         (chain(), chain((0, 0)), NO_END),
     ],
 )
-def test_truncation_offsets(follower: Chain, leader: Chain, expected: int) -> None:
+def test_truncation_offset_equals_that_of_kafka(follower: Chain, leader: Chain, expected: int) -> None:
     assert truncation_offset(follower, leader) == expected
 
 
-def test_an_epoch_of_one_batch_alone_is_not_believed() -> None:
+def test_epoch_of_a_single_batch_is_ignored() -> None:
     flipped = [EpochRun(0, 0, 9, 10), EpochRun(1 << 20, 10, 10, 1), EpochRun(0, 11, 20, 10)]
     confirmed = confirmed_epochs([flipped, [EpochRun(0, 0, 20, 21)]], [None, None])
     assert confirmed == {0}
     assert build_chain(flipped, None, confirmed).entries == ((0, 0),)
 
 
-def test_epochs_that_fall_are_damage() -> None:
+def test_decreasing_epochs_are_damage() -> None:
     runs = [EpochRun(3, 0, 9, 10), EpochRun(1, 10, 12, 2), EpochRun(4, 13, 20, 8)]
     assert build_chain(runs, None, {1, 3, 4}).entries == ((3, 0), (4, 13))
 
@@ -71,7 +71,7 @@ def test_most_batches_decide_between_checkpoints_with_one_last_epoch() -> None:
     assert decide([wrong, right], [10, 9], [batches[8:], batches]).chain == right
 
 
-def test_an_older_chain_is_completed_below_the_leaders() -> None:
+def test_older_chain_is_completed_below_that_of_the_leader() -> None:
     leader, follower = chain((2, 8), (3, 9)), chain((0, 0), (1, 5), (2, 8))
     batches = rows((0, 0), (5, 1), (8, 2), (9, 3))
     lineage = decide([leader, follower], [10, 9], [batches[2:], batches[:3]])

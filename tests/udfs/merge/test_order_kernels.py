@@ -31,11 +31,11 @@ def kept(ranges: list[tuple[int, int]], floor: int = 0) -> list[tuple[int, int]]
         ([(0, 4), (20, 24), (30, 34), (12, 16), (40, 44)], [(0, 4), (20, 24), (30, 34), (40, 44)]),
     ],
 )
-def test_the_batch_goes_that_does_not_fit(ranges: list[tuple[int, int]], expected: list[tuple[int, int]]) -> None:
+def test_inconsistent_batch_is_removed(ranges: list[tuple[int, int]], expected: list[tuple[int, int]]) -> None:
     assert kept(ranges) == expected
 
 
-def test_the_kernel_does_as_its_twin() -> None:
+def test_order_kernel_equals_its_twin() -> None:
     rng = random.Random(5)
     for _ in range(500):
         ranges, at = [], rng.randrange(5)

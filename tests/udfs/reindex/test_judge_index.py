@@ -55,7 +55,7 @@ TIMES = st.lists(st.tuples(st.integers(-1, 7), st.integers(-1, 20)), max_size=4)
 
 @pytest.mark.long
 @given(BATCHES, OFFSETS, NEAR)
-def test_an_offset_index_that_is_called_right_finds_every_batch(batches, wild, near):
+def test_accepted_offset_index_finds_every_batch(batches, wild, near):
     rows = batch_rows(batches)
     drawn = [(BASE + offset, position) for offset, position in wild]
     for more, number, off in near:  # entries that are often right
@@ -83,7 +83,7 @@ def test_an_offset_index_that_is_called_right_finds_every_batch(batches, wild, n
 
 
 @given(BATCHES, TIMES, NEAR)
-def test_a_time_index_that_is_called_right_finds_every_time(batches, wild, near):
+def test_accepted_time_index_finds_every_time(batches, wild, near):
     rows = batch_rows(batches)
     drawn = [(timestamp, BASE + offset) for timestamp, offset in wild]
     highest = np.maximum.accumulate(rows["max_timestamp"]) if len(rows) else np.empty(0)
@@ -155,7 +155,7 @@ assert b"".join(FIVE) == INDEX
         (entry(400, 20_000) + entry(500, 30_000), "foreign", 0),
     ],
 )
-def test_words_for_an_offset_index(data, reason, number):
+def test_offset_index_problems_have_reason_and_position(data, reason, number):
     verdict, _ = judged(LOG, data, TIMES_OF)
     assert (verdict.reason, verdict.entry) == (reason, number)
     assert verdict.position == (number * 8 if number >= 0 else -1)
@@ -192,20 +192,20 @@ assert b"".join(THREE) == TIMES_OF
         (time_entry(5, 200) + time_entry(6, 300), "foreign", 0),
     ],
 )
-def test_words_for_a_time_index(data, reason, number):
+def test_time_index_problems_have_reason_and_position(data, reason, number):
     _, verdict = judged(LOG, INDEX, data)
     assert (verdict.reason, verdict.entry) == (reason, number)
     assert bool(verdict.expected and verdict.found) == bool(reason)
 
 
-def test_the_indexes_of_an_empty_log():
+def test_indexes_of_an_empty_log_are_accepted():
     rows = batch_rows([])
     assert [v.reason for v in judged(rows, b"", b"")] == ["", ""]
     assert [v.reason for v in judged(rows, bytes(800), bytes(1200))] == ["padded", "padded"]
     assert [v.reason for v in judged(rows, INDEX, TIMES_OF)] == ["stale", "stale"]
 
 
-def test_memory_is_limited_to_the_requested_part_of_a_file(tmp_path):
+def test_memory_is_limited_to_the_required_part_of_a_file(tmp_path):
     root = open_root(str(tmp_path))
     (tmp_path / "zeros").write_bytes(b"\7" + bytes(5 << 20))
     (tmp_path / "more").write_bytes(bytes(5 << 20) + b"\7")

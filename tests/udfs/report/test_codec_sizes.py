@@ -52,7 +52,7 @@ def bytes_of_a_compaction(plan: PartitionPlan, codec: str) -> int:
 
 
 @pytest.mark.parametrize("compacted", [True, False])
-def test_every_batch_drawn_is_what_a_compaction_writes(tmp_path: Path, compacted: bool) -> None:
+def test_predicted_size_of_all_batches_equals_that_of_a_compaction(tmp_path: Path, compacted: bool) -> None:
     of_producer = {"producer_id": 3, "producer_epoch": 1, "base_sequence": 7, "transactional": True}
     first = batches(100)
     end = first[-1].last_offset + 1
@@ -65,7 +65,9 @@ def test_every_batch_drawn_is_what_a_compaction_writes(tmp_path: Path, compacted
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_sample_is_right_within_its_bound(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predicted_size_of_a_sample_is_within_its_error_bound(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = planned(tmp_path, batches(3000, seed))
     exact = {}
     for n in (1 << 30, 256):
@@ -86,7 +88,7 @@ def test_single_sampled_batch_gives_a_wide_error_bound(tmp_path: Path, monkeypat
     assert estimates(plan)["zstd"].error_bytes > 0.9 * (estimates(plan)["zstd"].bytes - 20 * 61)
 
 
-def test_a_single_large_batch_is_always_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_large_batch_is_always_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch, a third of the log, compresses to almost nothing; if a sample missed it, the ratio would be wrong."""
     of = batches(600)
     end = of[-1].last_offset + 1
@@ -97,7 +99,7 @@ def test_a_single_large_batch_is_always_drawn(tmp_path: Path, monkeypatch: pytes
         assert abs(one.bytes - bytes_of_a_compaction(plan, codec)) <= one.error_bytes
 
 
-def test_logs_add_up() -> None:
+def test_predicted_sizes_of_logs_are_added() -> None:
     one = tuple(CodecBytes(codec, 100, 3) for codec in CODEC_NAMES)
     other = tuple(CodecBytes(codec, 50, 4) for codec in CODEC_NAMES)
     assert sum_of_logs([(500, one), (500, other), (7, ())]) == tuple(CodecBytes(c, 157, 5) for c in CODEC_NAMES)

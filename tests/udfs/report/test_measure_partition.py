@@ -35,7 +35,7 @@ OF_MAGIC_2 = [name for name in CASES if not name.startswith(("v0", "v1"))]  # ca
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_live_and_dead_equal_a_dry_run(cases, name, tmp_path):
+def test_live_and_dead_records_equal_those_of_a_dry_run(cases, name, tmp_path):
     case = cases[name]
     for partition in case.partitions:
         for number in PASSES:
@@ -58,7 +58,7 @@ def test_live_and_dead_equal_a_dry_run(cases, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", OF_MAGIC_2)
-def test_records_keys_and_times_are_those_of_the_slow_twin(cases, name, tmp_path):
+def test_records_keys_and_times_equal_those_of_the_twin(cases, name, tmp_path):
     case = cases[name]
     for partition in case.partitions:
         archived = archived_at(case.input(partition).parent, partition)
@@ -111,7 +111,7 @@ def test_a_key_written_again_above_the_cleanable_range_supersedes_nothing_yet(tm
     ]
 
 
-def test_below_the_checkpoint_keys_are_alone_already(tmp_path):
+def test_keys_below_the_checkpoint_are_unique(tmp_path):
     text = "a=1 a=2 || b=1 a=3 || c=1"
     found = profile(plan(tmp_path, text, checkpoint=2))
     assert [s.superseded for s in found.segments] == [2, 0, 0]
@@ -146,7 +146,7 @@ def test_tombstones_by_age_and_horizon(tmp_path):
     assert (late.segments[0].tombstones, late.segments[0].expired_tombstones) == (4, 1)
 
 
-def test_keyless_records_are_counted_and_alive(tmp_path):
+def test_keyless_records_are_counted_as_live(tmp_path):
     text = "-=1 -=2 | -=3 || -=4"
     for given in ({"null_keys": "fail"}, {"null_keys": "keep"}):
         found = profile(plan(tmp_path / given["null_keys"], text, **given))
@@ -154,20 +154,20 @@ def test_keyless_records_are_counted_and_alive(tmp_path):
     assert profile(plan(tmp_path / "drop", text, null_keys="drop")).total("dead_records") == 3
 
 
-def test_records_out_of_order_are_held_against_all_before(tmp_path):
+def test_out_of_order_records_are_compared_with_all_earlier_ones(tmp_path):
     times = f"a=1~{START_MS + 50} b=1~{START_MS + 10} | c=1~{START_MS + 40} || d=1~{START_MS + 60} e=1~{START_MS}"
     found = profile(changed(plan(tmp_path, times), limits=Limits(chunk_bytes=100)))
     assert [(s.out_of_order, s.max_lag_ms) for s in found.segments] == [(2, 40), (1, 60)]
 
 
 @pytest.mark.parametrize("chunk_bytes", [100, 1 << 20])
-def test_a_time_that_cannot_be_makes_nothing_late(tmp_path, chunk_bytes):
+def test_invalid_timestamp_makes_no_record_late(tmp_path, chunk_bytes):
     text = f"a=1~{START_MS} b=1~{2**62} | c=1~{START_MS + 9} || d=1~{START_MS + 5} | e=1~{START_MS + 5}"
     found = profile(changed(plan(tmp_path, text), limits=Limits(chunk_bytes=chunk_bytes)))
     assert [(s.out_of_order, s.max_lag_ms, s.without_timestamp) for s in found.segments] == [(0, 0, 1), (2, 4, 0)]
 
 
-def test_damage_is_a_problem_and_nothing_else(tmp_path):
+def test_damaged_partition_has_only_a_problem(tmp_path):
     made = plan(tmp_path, "a=1 a=2 || b=1")
     log = tmp_path / "archive" / made.input.segments[0].path
     data = bytearray(log.read_bytes())
@@ -186,14 +186,14 @@ def test_more_keys_than_memory_is_a_problem_with_a_remedy(tmp_path):
     assert profile(changed(made, limits=Limits())).distinct_keys == 30_000
 
 
-def test_many_records_of_few_keys_need_no_more_memory_than_the_keys(tmp_path):
+def test_memory_depends_on_keys_and_not_on_records(tmp_path):
     text = " ".join(f"k{i % 50}=v" for i in range(30_000))
     made = plan(tmp_path, text + " || z=1")
     found = profile(changed(made, limits=Limits(task_memory_bytes=1 << 20)))
     assert (found.distinct_keys, found.total("superseded")) == (51, 29_950)
 
 
-def test_buckets_widen_as_they_must():
+def test_histogram_buckets_widen_to_cover_all_times():
     buckets = TimeBuckets()
     buckets.cover(10 * MINUTE_MS, 12 * MINUTE_MS)
     buckets.counts += [1, 2, 3]

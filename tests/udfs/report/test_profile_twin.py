@@ -26,7 +26,7 @@ FIGURES = ("records", "null_keys", "control_records", "out_of_order", "max_lag_m
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs(), st.sampled_from([1 << 20, 300, 64]), st.sampled_from([None, None, 2**62, LAST_TIME, LAST_TIME + 1]))
-def test_any_log_is_profiled_as_by_the_twin(
+def test_random_log_is_profiled_as_by_the_twin(
     tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, chunk_bytes: int, far: int | None
 ) -> None:
     if far is not None:

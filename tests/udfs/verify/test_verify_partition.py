@@ -38,7 +38,7 @@ from tests.reference.log import Batch, data_batch, marker_batch
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_logs_of_a_broker_have_no_problems(cases: dict[str, Case], name: str) -> None:
+def test_golden_logs_have_no_problems(cases: dict[str, Case], name: str) -> None:
     for side in ("input", "expected1", "expected3"):
         root = open_root(str(cases[name].folder / side))
         partitions = list_archive(root, lambda _: True).partitions
@@ -101,7 +101,7 @@ ONE_OF_EACH = ("none-tomb-more", "txn-zstd", "txn-hang", "v0-gzip", "v1-lz4", "s
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_a_generation_against_its_parent(cases: dict[str, Case], tmp_path: Path, name: str) -> None:
+def test_generation_is_compared_with_its_parent(cases: dict[str, Case], tmp_path: Path, name: str) -> None:
     case = cases[name]
     (partition,) = case.partitions
     settings = CleanSettings(segment_bytes=case.settings["segment.bytes"], min_cleanable_dirty_ratio=0.0)
@@ -125,7 +125,7 @@ def written_log(plan: PartitionPlan, result: PartitionResult) -> Path:
     return Path(plan.run.store_uri) / result.log.segments[0].path
 
 
-def test_files_against_the_manifest(made: tuple[PartitionPlan, PartitionResult]) -> None:
+def test_files_that_contradict_the_manifest_are_problems(made: tuple[PartitionPlan, PartitionResult]) -> None:
     plan, result = made
     first = result.log.segments[0]
     for field, value in (
@@ -139,7 +139,7 @@ def test_files_against_the_manifest(made: tuple[PartitionPlan, PartitionResult])
     assert {p.kind for p in wrong_end} == {"readback", "side_file"}
 
 
-def test_a_changed_epoch_is_seen_by_the_checksum(made: tuple[PartitionPlan, PartitionResult]) -> None:
+def test_changed_leader_epoch_is_detected_by_the_checksum(made: tuple[PartitionPlan, PartitionResult]) -> None:
     plan, result = made
     edit(written_log(plan, result), 15, b"\x09")
     problems = check_generation(generation(plan, result)).problems
@@ -147,7 +147,7 @@ def test_a_changed_epoch_is_seen_by_the_checksum(made: tuple[PartitionPlan, Part
 
 
 @pytest.mark.parametrize("held", [[(1, 0)], [], [(0, 0), (3, 10)], None])
-def test_epochs_of_ours_that_the_archive_contradicts(
+def test_leader_epochs_that_contradict_the_archive_are_problems(
     made: tuple[PartitionPlan, PartitionResult], held: list[tuple[int, int]] | None
 ) -> None:
     """A copy of the archive's file that no compaction turns into these files; None: the file is empty. An older version
@@ -172,7 +172,7 @@ def test_epochs_of_ours_that_the_archive_contradicts(
         (),
     ],
 )
-def test_epochs_that_the_archive_has_too_are_no_problem(
+def test_leader_epochs_shared_with_the_archive_are_no_problem(
     cases: dict[str, Case], tmp_path: Path, epochs: tuple[tuple[int, int], ...]
 ) -> None:
     """Regardless of the batches, no record was lost."""
@@ -205,7 +205,7 @@ def without_checksums(result: PartitionResult) -> tuple[Segment, ...]:
 
 
 @pytest.mark.parametrize("kind", ["index", "timeindex", "snapshot", "leader-epoch-checkpoint", "log"])
-def test_missing_files(made: tuple[PartitionPlan, PartitionResult], kind: str) -> None:
+def test_missing_files_are_problems(made: tuple[PartitionPlan, PartitionResult], kind: str) -> None:
     plan, result = made
     folder = Path(plan.run.store_uri) / plan.run.folder
     removed = folder / kind if kind == "leader-epoch-checkpoint" else files_in(folder, f"*.{kind}")[0]
@@ -215,7 +215,7 @@ def test_missing_files(made: tuple[PartitionPlan, PartitionResult], kind: str) -
     assert checked.not_checked  # the parent
 
 
-def test_an_index_of_ours_is_exact(made: tuple[PartitionPlan, PartitionResult]) -> None:
+def test_index_of_a_generation_must_be_exact(made: tuple[PartitionPlan, PartitionResult]) -> None:
     """An archive's index may be sparser; one that we wrote may not."""
     plan, result = made
     index = (Path(plan.run.store_uri) / result.log.segments[2].path).with_suffix(".index")
@@ -241,7 +241,7 @@ def test_missing_parent_is_reported(made: tuple[PartitionPlan, PartitionResult])
     assert not gone.problems and "unreadable" in gone.not_checked[0]
 
 
-def test_a_parent_that_is_damaged_is_a_problem(made: tuple[PartitionPlan, PartitionResult]) -> None:
+def test_damaged_parent_is_a_problem(made: tuple[PartitionPlan, PartitionResult]) -> None:
     plan, result = made
     log = Path(plan.input.segments[1].root) / plan.input.segments[1].path
     flip(log, 70)
@@ -287,27 +287,27 @@ def batch(**fields: object) -> Batch:
     return data_batch(0, PARENT[0], **fields)
 
 
-def test_no_difference(tmp_path: Path) -> None:
+def test_equal_logs_have_no_difference(tmp_path: Path) -> None:
     found = difference(tmp_path, [batch()], [kept(batch(), 1, 2, 3)])
     assert not found.problems and found.compared_records == 3
 
 
-def test_more_may_survive_than_must(tmp_path: Path) -> None:
+def test_superseded_records_may_be_retained(tmp_path: Path) -> None:
     assert not difference(tmp_path, [batch()], [batch()]).problems
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-def test_a_lost_record_is_reported_at_its_offset(tmp_path: Path, lost: int) -> None:
+def test_missing_record_is_reported_at_its_offset(tmp_path: Path, lost: int) -> None:
     found = difference(tmp_path, [batch()], [kept(batch(), *({1, 2, 3} - {lost}))])
     assert [(p.kind, p.base_offset) for p in found.problems] == [("readback", lost)]
 
 
-def test_older_record_instead_of_the_last(tmp_path: Path) -> None:
+def test_older_record_instead_of_the_last_is_reported(tmp_path: Path) -> None:
     found = difference(tmp_path, [batch()], [kept(batch(), 0, 1, 3)])
     assert [p.base_offset for p in found.problems] == [2]
 
 
-def test_tombstone_past_its_horizon(tmp_path: Path) -> None:
+def test_tombstone_may_be_removed_only_past_its_horizon(tmp_path: Path) -> None:
     before = [batch(delete_horizon=START_MS)]
     after = [kept(before[0], 1, 2)]
     assert not difference(tmp_path, before, after, now_ms=START_MS).problems
@@ -317,7 +317,7 @@ def test_tombstone_past_its_horizon(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mtime_ms", "stays"), [(1000, False), (1001, True)])
-def test_tombstone_of_magic_1(tmp_path: Path, mtime_ms: int, stays: bool) -> None:
+def test_removal_of_a_tombstone_in_magic_1_is_checked(tmp_path: Path, mtime_ms: int, stays: bool) -> None:
     before = [replace(data_batch(i, [r], magic=1), max_timestamp=START_MS).encoded() for i, r in enumerate(PARENT[0])]
     after = [data_batch(i, [PARENT[0][i]]) for i in (1, 2)]
     found = difference(tmp_path, before, after, mtime_ms=mtime_ms)
@@ -330,7 +330,7 @@ def test_tombstone_of_magic_1(tmp_path: Path, mtime_ms: int, stays: bool) -> Non
         {"timestamp": START_MS + 1}, {"key": b"B"}, {"value": b"other"}, {"value": None}, {"headers": ((b"h", b"x"),)},
     ],
 )  # fmt: skip
-def test_changed_record(tmp_path: Path, changed: dict[str, object]) -> None:
+def test_changed_record_is_reported(tmp_path: Path, changed: dict[str, object]) -> None:
     after = kept(batch(), 1, 2, 3)
     first = replace(after.records[0], **changed)  # type: ignore[arg-type]
     after = replace(after, records=(first, *after.records[1:])).encoded()
@@ -345,14 +345,14 @@ def test_changed_record(tmp_path: Path, changed: dict[str, object]) -> None:
         {"transactional": True},
     ],
 )  # fmt: skip
-def test_changed_batch(tmp_path: Path, changed: dict[str, object]) -> None:
+def test_changed_batch_is_reported(tmp_path: Path, changed: dict[str, object]) -> None:
     before = batch(producer_id=7, producer_epoch=0, base_sequence=0)
     follows = data_batch(9, [(START_MS, b"z", b"z")])
     found = difference(tmp_path, [before, follows], [kept(before, 1, 2, 3, **changed), follows])
     assert found.problems and {p.kind for p in found.problems} == {"readback"}
 
 
-def test_added_record_and_batch(tmp_path: Path) -> None:
+def test_added_record_and_batch_are_reported(tmp_path: Path) -> None:
     more = data_batch(20, [(START_MS, b"new", b"x")])
     found = difference(tmp_path, [batch()], [batch(), more])
     assert [p.base_offset for p in found.problems] == [20, 20]
@@ -363,7 +363,7 @@ def test_added_record_and_batch(tmp_path: Path) -> None:
     assert [p.base_offset for p in found.problems] == [20, 20]
 
 
-def test_records_without_a_key(tmp_path: Path) -> None:
+def test_removal_of_records_without_a_key_depends_on_the_setting(tmp_path: Path) -> None:
     before = [data_batch(0, [(START_MS, None, b"1"), (START_MS, b"b", b"2")])]
     after = [kept(before[0], 1)]
     assert not difference(tmp_path, before, after).problems
@@ -389,13 +389,13 @@ def test_aborted_records_may_be_removed(tmp_path: Path) -> None:
     assert not difference(tmp_path, before, [before[0], before[2]]).problems
 
 
-def test_committed_records_may_not(tmp_path: Path) -> None:
+def test_committed_records_may_not_be_removed(tmp_path: Path) -> None:
     before = transaction(1)
     assert [p.base_offset for p in difference(tmp_path, before, [before[0], before[2]]).problems] == [1]
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_marker_is_kept_until_its_records_are_removed(tmp_path: Path, kind: int) -> None:
+def test_marker_must_be_kept_until_its_records_are_removed(tmp_path: Path, kind: int) -> None:
     """Readers would return aborted records or miss committed ones."""
     before = transaction(kind)
     found = difference(tmp_path, before, before[:2])
@@ -403,7 +403,7 @@ def test_marker_is_kept_until_its_records_are_removed(tmp_path: Path, kind: int)
 
 
 @pytest.mark.long
-def test_more_keys_than_the_table_holds(tmp_path: Path) -> None:
+def test_keys_that_exceed_the_table_take_several_rounds(tmp_path: Path) -> None:
     """Wrappers of magic 1 have no record count, so the walk is repeated for parts of the keys."""
     n = 70_000
     records = [(START_MS, b"%d" % i, b"") for i in range(n)]
@@ -431,7 +431,7 @@ for block in blocks(side, (1, 2), 1 << 20, 1 << 20, Order("header", "version")):
 
 
 @pytest.mark.process
-def test_bits_of_a_length_beyond_its_type_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excess_bits_of_a_varint_length_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in Kafka's reader and in ours (`varint_kernels`): such a record was read and cleaned."""
 
     def with_a_long_length(*_: object) -> bytes:

@@ -49,7 +49,7 @@ POLICIES = st.builds(
 
 
 @given(LOGS, POLICIES)
-def test_mandatory_rewrites_do_not_use_the_budget(log: Segments, policy: ScheduleLimits) -> None:
+def test_mandatory_rewrites_do_not_consume_the_budget(log: Segments, policy: ScheduleLimits) -> None:
     schedule = choose(log, policy)
     assert ((schedule.reason == MUST) == log.must).all()
     cost = estimate_cost(log.size_bytes)
@@ -81,7 +81,7 @@ def test_segments_with_more_dead_records_come_first(shares: list[float], policy:
 
 
 @given(LOGS, POLICIES)
-def test_outputs_are_neighbours_that_fit_into_one_segment(log: Segments, policy: ScheduleLimits) -> None:
+def test_outputs_are_adjacent_segments_that_fit_into_one(log: Segments, policy: ScheduleLimits) -> None:
     schedule = choose(log, policy)
     live = log.size_bytes * (1 - log.dead_share())
     assert ((schedule.output >= 0) == (schedule.reason != KEPT)).all()
@@ -91,7 +91,7 @@ def test_outputs_are_neighbours_that_fit_into_one_segment(log: Segments, policy:
         assert len(members) == 1 or live[members].sum() <= policy.segment_bytes
 
 
-def test_small_neighbours_become_one_and_large_ones_stay() -> None:
+def test_small_adjacent_segments_are_merged_and_large_ones_are_kept() -> None:
     policy = ScheduleLimits(segment_bytes=10**6)
     large, small = [10**6] * 3, [10**4] * FAN_IN
     assert not choose(segments(np.array(large + small[1:]), 0.0), policy).reason.any()
@@ -117,6 +117,6 @@ def test_each_byte_is_merged_a_logarithmic_number_of_times() -> None:
 
 
 @pytest.mark.parametrize(("budget", "reason"), [(None, [YIELD, YIELD]), (10**7, [KEPT, YIELD]), (10**6, [KEPT, KEPT])])
-def test_a_segment_that_never_fits_keeps_no_other_one_waiting(budget: int | None, reason: list[int]) -> None:
+def test_segment_above_the_budget_does_not_delay_others(budget: int | None, reason: list[int]) -> None:
     log = segments(np.array([10**9, 10**6]), np.array([0.9, 0.6]))
     assert choose(log, ScheduleLimits(io_budget_bytes=budget, segment_bytes=NO_MERGING)).reason.tolist() == reason

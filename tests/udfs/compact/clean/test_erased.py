@@ -52,7 +52,7 @@ def read_runs(folder: Path, text: str) -> Iterator[tuple[Run, list[tuple[int, by
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_kernel_erases_like_a_plain_loop(tmp_path: Path, seed: int) -> None:
+def test_erase_kernel_equals_a_plain_loop(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     keys = [f"k{n}" for n in range(9)]
     text = " | ".join(
@@ -81,7 +81,7 @@ def test_kernel_erases_like_a_plain_loop(tmp_path: Path, seed: int) -> None:
     assert all(later > last + 1 for (_, last), (later, _) in itertools.pairwise(ranges))
 
 
-def test_a_hash_of_zeros_is_a_key_too() -> None:
+def test_zero_hash_is_a_valid_key() -> None:
     table = np.zeros(16, KEY_OFFSET)
     used, _ = enter_offsets(np.zeros(2, SLOT), np.array([7, 5]), table, 0, 0)
     assert used == 1
@@ -89,7 +89,7 @@ def test_a_hash_of_zeros_is_a_key_too() -> None:
     assert (row["low"], row["high"], row["offset"]) == (0, 1, 7)
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_damaged_digest_file_is_an_error(tmp_path: Path) -> None:
     path, store = write_key_file(tmp_path, [b"a"]), open_root(str(tmp_path))
     assert len(read_erased(store, path)) == 24
     (tmp_path / path).write_bytes(bytes(24))

@@ -87,14 +87,14 @@ DRAWN = st.lists(
 @pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(DRAWN, st.integers(0, 60))
-def test_marks_are_those_of_a_dict(drawn: Drawn, first_dirty: int) -> None:
+def test_key_table_marks_equal_those_of_a_dict(drawn: Drawn, first_dirty: int) -> None:
     assert make_rows(drawn).mark(first_dirty, KeyTable(1 << 30)) == expected_marks(drawn, first_dirty)
 
 
 @pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(DRAWN, st.integers(0, 12))
-def test_the_table_continues_where_the_run_before_ended(drawn: Drawn, cut: int) -> None:
+def test_key_table_continues_after_the_previous_call(drawn: Drawn, cut: int) -> None:
     table = KeyTable(1 << 30)
     head, tail = drawn[:cut], drawn[cut:]
     marks = make_rows(tail).mark(0, table)
@@ -102,14 +102,14 @@ def test_the_table_continues_where_the_run_before_ended(drawn: Drawn, cut: int) 
     assert marks == expected_marks(drawn, 0)
 
 
-def test_a_hash_of_zero_is_a_key() -> None:
+def test_zero_hash_is_a_valid_table_key() -> None:
     table = KeyTable(1 << 30)
     drawn: Drawn = [([(0, 0), (5, 5), (0, 0)], False, True)]
     assert make_rows(drawn).mark(0, table) == [False, True, True]
     assert table.used == 2
 
 
-def test_the_table_grows_and_keeps_its_keys() -> None:
+def test_key_table_grows_and_keeps_its_keys() -> None:
     table = KeyTable(1 << 30)
     before = len(table.slots)
     keys = [(int(k), int(k) * 3 + 1) for k in range(1, 60_001)]
@@ -122,7 +122,7 @@ def test_the_table_grows_and_keeps_its_keys() -> None:
 
 
 @pytest.mark.parametrize(("max_bytes", "grows"), [(2 << 20, False), (3 << 20, True)])
-def test_memory_counts_the_old_table_too(max_bytes: int, grows: bool) -> None:
+def test_memory_of_a_growing_table_includes_the_old_table(max_bytes: int, grows: bool) -> None:
     table = KeyTable(max_bytes)
     assert len(table.slots) * SLOT.itemsize == 1 << 20
     rows = make_rows([([(k, 1) for k in range(43_690, -1, -1)], False, True)])
@@ -132,7 +132,7 @@ def test_memory_counts_the_old_table_too(max_bytes: int, grows: bool) -> None:
     assert len(table.slots) == (1 << 17 if grows else 1 << 16)
 
 
-def test_a_run_of_more_records_than_the_table_holds_keys() -> None:
+def test_more_records_than_table_slots_are_read() -> None:
     """Distinct keys count, not records; and a table that is emptied in the middle continues there."""
     few = [([(k % 900, 1) for k in range(50_000)], False, True)] * 2
     assert sum(make_rows(few).mark(0, KeyTable(1 << 20))) == 900

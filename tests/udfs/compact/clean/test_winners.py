@@ -41,7 +41,7 @@ WAYS: list[Callable[[PartitionPlan], Outcome]] = [compact, compact_in_blocks]
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", ["timestamp", "header"])
 @pytest.mark.parametrize("seed", range(25))
-def test_drawn_logs(seed: int, strategy: Strategy, tmp_path: Path) -> None:
+def test_strategy_keeps_the_highest_version_in_random_logs(seed: int, strategy: Strategy, tmp_path: Path) -> None:
     archived, batches = drawn(random.Random(seed), tmp_path / "archive")
     visible = set(committed_offsets(batches))
     records = [r for b in batches for r in b.records if r.offset in visible and r.key is not None]
@@ -75,7 +75,7 @@ def log(root: Path, *segments: list[tuple[int, bytes | None, bytes | None, tuple
     return lay_out(root, out)
 
 
-def test_a_header_that_no_record_has_is_named(tmp_path: Path) -> None:
+def test_header_without_any_record_is_noted(tmp_path: Path) -> None:
     archived = log(tmp_path / "archive", [(1, b"k", b"v", ((b"other", long(1)),)), (2, b"k", b"w", ())])
     done = compact(by(plan_for(archived, tmp_path), "header"))
     assert done.result.status == "uncleanable"
@@ -96,7 +96,7 @@ def test_more_keys_than_a_task_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_record_below_the_log_start_takes_no_other_with_it(way: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_record_below_the_log_start_supersedes_no_record(way: Callable[..., Outcome], tmp_path: Path) -> None:
     """The record is below the log start, which DeleteRecords moved into the middle of a segment."""
     archived = log(tmp_path / "archive", [(9, b"k", b"deleted", ()), (3, b"k", b"low", ()), (3, b"l", b"v", ())])
     done = way(changed(by(plan_for(archived, tmp_path), "timestamp"), log_start_offset=1))
@@ -104,7 +104,7 @@ def test_a_record_below_the_log_start_takes_no_other_with_it(way: Callable[..., 
     assert [r.value for r in kept(done) if r.offset >= 1] == [b"low", b"v"]
 
 
-def test_a_header_of_records_without_key_is_none_of_the_keys(tmp_path: Path) -> None:
+def test_version_header_of_a_record_without_a_key_is_ignored(tmp_path: Path) -> None:
     """COMPACTION.md says so, and several tasks do the same."""
     archived = log(
         tmp_path / "archive", [(1, None, b"n", ((NAME.encode(), long(1)),)), (1, b"k", b"v", ()), (1, b"k", b"w", ())]

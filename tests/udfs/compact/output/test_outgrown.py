@@ -122,7 +122,7 @@ def as_entry(producer_id: int, fields: tuple[int, ...]) -> tuple[int, ...]:
     return (producer_id, *fields)
 
 
-def test_every_limit_gives_the_same_batches_in_more_segments(tmp_path: Path) -> None:
+def test_every_segment_limit_gives_the_same_batches(tmp_path: Path) -> None:
     whole = compact(plan_for(tmp_path))
     (row, _) = whole.result.log.segments
     n_segments = set()
@@ -156,7 +156,7 @@ def test_a_dry_run_names_the_same_segments(tmp_path: Path) -> None:
             assert run.result.work.bytes_after == done.result.work.bytes_after
 
 
-def test_aborted_records_that_stay_and_their_marker_in_another_segment(tmp_path: Path) -> None:
+def test_retained_aborted_records_and_their_marker_can_be_in_different_segments(tmp_path: Path) -> None:
     """Retention inside of segments drops no aborted record. Each entry is where its marker is."""
     old = replace(data_batch(17, [(START_MS - 5000, b"z", b"")]), leader_epoch=0).encoded()
     segments = (replace(SEGMENTS[1], base_offset=0, batches=(*messages(0, "ab"), *SEGMENTS[1].batches)), *SEGMENTS[2:])
@@ -173,7 +173,7 @@ def test_aborted_records_that_stay_and_their_marker_in_another_segment(tmp_path:
     assert spanned
 
 
-def test_an_empty_group_gives_its_base_to_the_first_segment(tmp_path: Path) -> None:
+def test_first_segment_has_the_base_offset_of_an_empty_group(tmp_path: Path) -> None:
     rows = [(START_MS, key.encode(), b"") for key in "abc"]
     segments = (Segment(0, (data_batch(0, rows),), NOW_MS), *(
         Segment(s.base_offset + 3, tuple(moved(b, 3) for b in s.batches), s.mtime_ms) for s in SEGMENTS[:1]
@@ -198,7 +198,9 @@ def moved(batch: Batch, by: int) -> Batch:
 @pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs(), st.integers(62, 900), st.booleans())
-def test_drawn_logs(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, limit: int, in_tasks: bool) -> None:
+def test_output_of_random_logs_is_independent_of_segment_limits(
+    tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, limit: int, in_tasks: bool
+) -> None:
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as tmp:
         plan = plan_of_drawn(drawn, Path(tmp))
         whole = compact(changed(plan, folder="whole"))

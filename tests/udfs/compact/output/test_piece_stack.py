@@ -55,7 +55,7 @@ def test_stack_returns_pieces_in_reverse_order():
     assert drained(held) == told
 
 
-def test_a_stack_uses_the_memory_of_those_before_it():
+def test_piece_stack_reuses_released_memory():
     rng = np.random.default_rng(2)
     stack, _ = filled(rng, [200, 200])
     before = {id(block) for block in stack._blocks}
@@ -65,7 +65,7 @@ def test_a_stack_uses_the_memory_of_those_before_it():
 
 
 @pytest.mark.parametrize("sizes", [[300, 300, 300, 300], [990, 20], [1001], [200] * 6])
-def test_more_than_the_limit_waits_in_a_file(sizes):
+def test_pieces_above_the_memory_limit_are_spilled_to_a_file(sizes):
     stack, told = filled(np.random.default_rng(3), sizes)
     assert sum(map(len, stack._blocks)) <= LIMIT
     assert stack._spill is not None
@@ -73,7 +73,7 @@ def test_more_than_the_limit_waits_in_a_file(sizes):
     assert stack._spill.closed
 
 
-def test_threads_share_no_memory():
+def test_piece_stacks_of_threads_share_no_memory():
     def work(seed):
         rng = np.random.default_rng(seed)
         for _ in range(200):
@@ -84,7 +84,7 @@ def test_threads_share_no_memory():
         list(pool.map(work, range(4)))
 
 
-def test_a_task_holds_the_survivors_of_one_segment_at_a_time(tmp_path):
+def test_task_keeps_retained_records_of_one_segment_in_memory(tmp_path):
     segments = ["|".join(f"{name}{i}={i} x=0" for i in range(100)) for name in "abcd"]  # all but the last x go
     write_partition(tmp_path / "archive" / "t-0", "||".join([*segments, "x=1"]))
     archived = archived_at(tmp_path / "archive", "t-0")

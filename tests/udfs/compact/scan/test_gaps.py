@@ -78,7 +78,7 @@ def state(plan: PartitionPlan) -> str:
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_logs_of_a_broker_have_no_gap(cases: dict[str, Case], name: str) -> None:
+def test_golden_logs_have_no_gap(cases: dict[str, Case], name: str) -> None:
     """With its cleaner's checkpoint and without it."""
     case = cases[name]
     for partition in case.partitions:
@@ -91,7 +91,7 @@ def test_logs_of_a_broker_have_no_gap(cases: dict[str, Case], name: str) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", case_names())
-def test_any_segment_that_is_missing_or_short(cases: dict[str, Case], name: str) -> None:
+def test_missing_or_short_segment_is_a_gap(cases: dict[str, Case], name: str) -> None:
     """Take each segment of the dirty part, except the last: remove it with or without its indexes, empty it, cut it at
     a border.
     """
@@ -126,7 +126,7 @@ def test_any_segment_that_is_missing_or_short(cases: dict[str, Case], name: str)
 
 
 @pytest.mark.parametrize("name", [n for n in case_names() if n.endswith("-more")])
-def test_below_the_checkpoint_a_side_file_shows_the_loss(cases: dict[str, Case], name: str) -> None:
+def test_side_file_shows_a_missing_segment_below_the_checkpoint(cases: dict[str, Case], name: str) -> None:
     """A cleaner makes holes there, so only an index shows that a .log is missing, or short."""
     case = cases[name]
     for partition in case.partitions:
@@ -177,7 +177,7 @@ def expect_gap(part: Partition, path: str) -> Problem:
     return result.problem
 
 
-def test_a_segment_in_the_middle(part: Partition) -> None:
+def test_missing_inner_segment_is_a_gap(part: Partition) -> None:
     remove(part, INNER)
     problem = expect_gap(part, segment_file(2 * INNER, "log"))
     assert f"begins at offset {INNER}" in problem.expected and "--set gaps=accept" in problem.hint
@@ -187,12 +187,12 @@ def test_a_segment_in_the_middle(part: Partition) -> None:
     assert any(f"no segment holds offsets {INNER} to {2 * INNER - 1}" in note for note in accepted.notes)
 
 
-def test_an_index_without_its_log(part: Partition) -> None:
+def test_index_without_a_log_is_a_gap(part: Partition) -> None:
     remove(part, INNER, "log", "timeindex")
     expect_gap(part, segment_file(INNER, "index"))
 
 
-def test_an_index_whose_log_a_broker_was_about_to_delete(part: Partition) -> None:
+def test_index_of_a_log_marked_as_deleted_is_no_gap(part: Partition) -> None:
     """A broker renames the .log first; retention removed the first segment, and the broker was killed in between."""
     log = part.log(0)
     log.rename(log.with_name(log.name + ".deleted"))
@@ -202,7 +202,7 @@ def test_an_index_whose_log_a_broker_was_about_to_delete(part: Partition) -> Non
 
 
 @pytest.mark.parametrize("kind", ["index", "timeindex"])
-def test_an_index_below_the_first_segment(part: Partition, kind: str) -> None:
+def test_index_below_the_first_segment_is_a_gap(part: Partition, kind: str) -> None:
     remove(part, 0, "log")
     remove(part, 0, "index" if kind == "timeindex" else "timeindex")
     expect_gap(part, segment_file(0, kind))
@@ -211,12 +211,12 @@ def test_an_index_below_the_first_segment(part: Partition, kind: str) -> None:
     assert not part.verify().problems
 
 
-def test_an_index_behind_the_last_segment(part: Partition) -> None:
+def test_index_above_the_last_segment_is_a_gap(part: Partition) -> None:
     (part.folder / segment_file(END, "index")).write_bytes(b"")
     expect_gap(part, segment_file(END, "index"))
 
 
-def test_the_first_segment_with_all_its_files(part: Partition) -> None:
+def test_missing_first_segment_is_a_gap_if_a_file_shows_it(part: Partition) -> None:
     """The first leader epoch states where the log began; a broker that deletes the beginning moves this offset up."""
     remove(part, 0)
     expect_gap(part, "leader-epoch-checkpoint")
@@ -229,7 +229,7 @@ def test_the_first_segment_with_all_its_files(part: Partition) -> None:
     assert not part.verify().problems
 
 
-def test_an_empty_last_segment_whose_index_or_high_watermark_continues(part: Partition) -> None:
+def test_truncated_last_segment_is_a_gap_by_index_or_high_watermark(part: Partition) -> None:
     part.log(ACTIVE).write_bytes(b"")
     result = part.compact()
     assert result.status == "cleaned"
@@ -251,7 +251,7 @@ TXN_OVER_A_HOLE = {
 
 
 @pytest.mark.parametrize("text", TXN_OVER_A_HOLE.values(), ids=TXN_OVER_A_HOLE)
-def test_a_transaction_whose_end_is_missing(tmp_path: Path, text: str) -> None:
+def test_transaction_without_its_end_is_a_gap(tmp_path: Path, text: str) -> None:
     """The producer's next marker belongs to another transaction: the outcome of this one is unknown."""
     write_partition(tmp_path / "t-0", text)
     hidden = files_in(tmp_path / "t-0")[1]
@@ -265,7 +265,7 @@ def test_a_transaction_whose_end_is_missing(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("snapshots", [(4, 5, 6), (6,), ()])
-def test_transaction_whose_end_only_a_snapshot_contains(tmp_path: Path, snapshots: tuple[int, ...]) -> None:
+def test_transaction_end_known_only_by_a_snapshot_is_a_gap(tmp_path: Path, snapshots: tuple[int, ...]) -> None:
     """A snapshot behind the gap shows that the transaction ended, but not its outcome. Without a snapshot the
     transaction is open, and all records from its first one are withheld.
     """
@@ -283,7 +283,7 @@ def test_transaction_whose_end_only_a_snapshot_contains(tmp_path: Path, snapshot
     assert (found.state, found.expected) == ("gap", "the end of the transaction of producer 7 at offset 1")
 
 
-def test_a_marker_that_only_the_index_misses(tmp_path: Path) -> None:
+def test_marker_missing_in_the_index_is_no_gap(tmp_path: Path) -> None:
     """The marker lies below the checkpoint, where a hole proves nothing: the entry of the next one begins above
     committed data.
     """
@@ -305,7 +305,7 @@ def test_a_marker_that_only_the_index_misses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("later", ["{pid=7 txn} c=1 | {pid=7 commit}", "c=1"], ids=["its next marker", "a snapshot"])
 @pytest.mark.parametrize("cleaned", [0, 9])
-def test_a_marker_that_only_the_index_has(tmp_path: Path, later: str, cleaned: int) -> None:
+def test_marker_known_only_by_the_index_is_a_gap(tmp_path: Path, later: str, cleaned: int) -> None:
     """Its segment was cut before it, and thinned batches above, or the checkpoint, suggest that a cleaner made the
     hole. By the other markers the aborted a=2 counts, and supersedes the committed a=1.
     """
@@ -358,7 +358,7 @@ def test_a_log_cut_at_a_batch_border_below_the_checkpoint(part: Partition, kind:
     assert {p.kind for p in part.verify().problems} == {"index"}  # the log contradicts the index
 
 
-def test_an_index_of_another_log_shows_nothing(part: Partition) -> None:
+def test_index_of_a_different_log_shows_no_gap(part: Partition) -> None:
     """Its offsets lie beyond the next segment."""
     part.write(INNER, [batch_at(INNER)])
     (part.folder / segment_file(INNER, "index")).write_bytes(b"".join(n.to_bytes(4, "big") for n in (5000, 90_000)))
@@ -367,7 +367,7 @@ def test_an_index_of_another_log_shows_nothing(part: Partition) -> None:
     assert part.compact().status == "cleaned"
 
 
-def test_the_last_segment_cut_short(part: Partition) -> None:
+def test_truncated_last_segment_is_a_gap_if_proven(part: Partition) -> None:
     """While a segment is written, its index may be the younger copy; if the archive is sealed, or a snapshot proves
     more, it is a gap.
     """
@@ -382,7 +382,7 @@ def test_the_last_segment_cut_short(part: Partition) -> None:
 
 
 @pytest.mark.parametrize(("offset", "how_far"), [(INNER, "nothing of it was read"), (INNER + RECORDS, "read up to")])
-def test_end_of_a_partly_read_segment(part: Partition, offset: int, how_far: str) -> None:
+def test_partly_read_segment_has_no_gap_at_its_end(part: Partition, offset: int, how_far: str) -> None:
     done = judged(changed(part.plan(), high_watermark=offset))
     assert not isinstance(done, Problem)
     [note] = [note for note in done.notes if "high watermark" in note]
@@ -390,7 +390,7 @@ def test_end_of_a_partly_read_segment(part: Partition, offset: int, how_far: str
     assert "-1" not in note
 
 
-def test_above_the_high_watermark_nothing_is_asked(part: Partition) -> None:
+def test_gaps_above_the_high_watermark_are_ignored(part: Partition) -> None:
     remove(part, 2 * INNER)
     (part.folder / segment_file(END + 5, "snapshot")).write_bytes(b"")
     checkpoint(part, "replication-offset", INNER + RECORDS)
@@ -406,7 +406,7 @@ def thinned(base: int, keep: tuple[int, ...]) -> list:
     return [batch_at(base + i * RECORDS) for i in keep]
 
 
-def test_a_replica_that_was_filled_from_a_cleaned_leader(part: Partition) -> None:
+def test_replica_copied_from_a_cleaned_leader_has_no_gap(part: Partition) -> None:
     """The log has holes between its segments and inside them, and no checkpoint: the hole at 12 lies below cleaned
     batches.
     """
@@ -420,14 +420,14 @@ def test_a_replica_that_was_filled_from_a_cleaned_leader(part: Partition) -> Non
     assert not checked.problems and any("a cleaner removed them" in note for note in checked.notes)
 
 
-def test_cleaned_work_below_a_hole_does_not_excuse_it(part: Partition) -> None:
+def test_cleaned_batches_below_a_gap_do_not_explain_it(part: Partition) -> None:
     """The cleaner has cleaned the first segment, and a later file is missing."""
     part.write(0, thinned(0, (0, 2)))
     remove(part, 2 * INNER)
     expect_gap(part, segment_file(ACTIVE, "log"))
 
 
-def test_work_below_the_checkpoint_excuses_nothing_above_it(part: Partition) -> None:
+def test_cleaned_batches_below_the_checkpoint_explain_no_gap_above_it(part: Partition) -> None:
     part.write(INNER, thinned(INNER, (0, 2)))
     checkpoint(part, "cleaner-offset", 2 * INNER)
     remove(part, 2 * INNER)
@@ -446,7 +446,7 @@ LOST_FILES = {
 
 
 @pytest.mark.parametrize("text", LOST_FILES.values(), ids=LOST_FILES)
-def test_a_lost_file_of_single_records(tmp_path: Path, text: str) -> None:
+def test_missing_file_of_single_record_batches_is_a_gap(tmp_path: Path, text: str) -> None:
     """No batch shows a cleaner's work and no sequence shows a loss for certain, so a hole at a border is a gap."""
     files = write_partition(tmp_path / "a/t-0", text)
     for path in files_in(tmp_path / "a/t-0", f"{files.bases[1]:020d}.*"):
@@ -456,7 +456,7 @@ def test_a_lost_file_of_single_records(tmp_path: Path, text: str) -> None:
     assert 'gaps = "accept" below [topics."t"] in the settings file (--config)' in problem.hint
 
 
-def test_a_cleaner_at_a_border_leaves_the_bytes_of_a_lost_file(tmp_path: Path) -> None:
+def test_offsets_removed_at_a_segment_boundary_are_no_gap(tmp_path: Path) -> None:
     """The log gives no evidence, because the sequences of producer 1 continue across the hole."""
     write_partition(tmp_path / "lost", LOST_FILES["another producer's"])
     write_partition(tmp_path / "cleaned", "{pid=1} a=1 || {pid=1} b=5 | {pid=1} c=6 || g=7 || h=8", bases={1: 5})
@@ -477,7 +477,7 @@ HORIZON = "{pid=1 horizon=1700000000000}"
         ("a=1 || b=5 | c=- || g=7 || h=8", "gap"),
     ],
 )
-def test_a_delete_horizon_shows_a_cleaners_work(tmp_path: Path, text: str, state_of_hole: str) -> None:
+def test_delete_horizon_shows_that_a_cleaner_removed_offsets(tmp_path: Path, text: str, state_of_hole: str) -> None:
     """Only a cleaner sets one: it was at that batch, so it has passed the hole, or the end of the segment before it."""
     write_partition(tmp_path / "a/t-0", text, bases={1: 5})
     part = Partition(tmp_path / "a", tmp_path / "store")
@@ -485,12 +485,12 @@ def test_a_delete_horizon_shows_a_cleaners_work(tmp_path: Path, text: str, state
     assert bool(part.verify().problems) == (state_of_hole == "gap")
 
 
-def test_a_delete_horizon_below_the_segment_in_front_excuses_nothing(tmp_path: Path) -> None:
+def test_delete_horizon_below_the_previous_segment_explains_no_gap(tmp_path: Path) -> None:
     write_partition(tmp_path / "a/t-0", f"{HORIZON} a=- || b=1 || c=5 || g=6 || h=7", bases={2: 5})
     expect_gap(Partition(tmp_path / "a", tmp_path / "store"), segment_file(5, "log"))
 
 
-def test_the_beginning_of_a_tiered_topic_is_in_remote_storage(part: Partition) -> None:
+def test_beginning_in_remote_storage_is_no_gap(part: Partition) -> None:
     """Kafka writes a log start of 0 for topics with tiered storage alone; any other may be that of a lost segment."""
     remove(part, 0)
     expect_gap(part, "leader-epoch-checkpoint")
@@ -508,7 +508,7 @@ def test_the_beginning_of_a_tiered_topic_is_in_remote_storage(part: Partition) -
     expect_gap(part, segment_file(ACTIVE, "log"))
 
 
-def test_a_hole_over_the_checkpoint(part: Partition) -> None:
+def test_gap_across_the_checkpoint_is_reported_from_the_checkpoint_on(part: Partition) -> None:
     """The part from the checkpoint on is missing; a cleaner may have removed the part below it."""
     remove(part, INNER)
     checkpoint(part, "cleaner-offset", INNER + RECORDS)
@@ -516,7 +516,7 @@ def test_a_hole_over_the_checkpoint(part: Partition) -> None:
     assert f"begins at offset {INNER + RECORDS}" in problem.expected
 
 
-def test_thinned_offset_and_its_twin_of_verify() -> None:
+def test_first_thinned_offset_equals_that_of_verify() -> None:
     """Draw headers: both functions and a loop by the definition agree."""
     draw = np.random.default_rng(7)
     for _ in range(300):
@@ -550,7 +550,7 @@ def test_thinned_offset_and_its_twin_of_verify() -> None:
 
 @pytest.mark.parametrize("name", ["log-start-offset", "cleaner-offset"])
 @pytest.mark.parametrize("offset", [END + 1, 1_000_000])
-def test_a_checkpoint_beyond_the_log_end(part: Partition, name: str, offset: int) -> None:
+def test_checkpoint_above_the_log_end_is_a_gap(part: Partition, name: str, offset: int) -> None:
     checkpoint(part, name, offset)
     problem = part.compact().problem
     assert problem is not None
@@ -560,13 +560,13 @@ def test_a_checkpoint_beyond_the_log_end(part: Partition, name: str, offset: int
 
 
 @pytest.mark.parametrize("name", ["log-start-offset", "cleaner-offset"])
-def test_a_checkpoint_at_the_log_end(part: Partition, name: str) -> None:
+def test_checkpoint_at_the_log_end_is_no_gap(part: Partition, name: str) -> None:
     """Everything was deleted, or cleaned: a broker may leave a log so."""
     checkpoint(part, name, END)
     assert part.compact().status in ("cleaned", "not_due")
 
 
-def test_a_high_watermark_older_than_the_checkpoints(part: Partition) -> None:
+def test_high_watermark_below_the_checkpoints_is_no_gap(part: Partition) -> None:
     """A broker writes it every five seconds; offsets that were cleaned, or given up, lay below it then."""
     checkpoint(part, "cleaner-offset", 2 * INNER)
     plan = changed(part.plan(), high_watermark=INNER)
@@ -613,7 +613,7 @@ def lines_run(work: Callable[[], object]) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("thinned", [True, False], ids=["a cleaner's", "accepted"])
-def test_work_grows_with_the_holes_and_not_with_their_square(tmp_path: Path, thinned: bool) -> None:
+def test_cost_is_linear_in_the_number_of_gaps(tmp_path: Path, thinned: bool) -> None:
     few, many = (work_of_many_holes(tmp_path, n, thinned=thinned) for n in (30, 120))
     assert {name: many[name] < 4.5 * few[name] for name in few} == dict.fromkeys(few, True), (few, many)
 
@@ -641,7 +641,7 @@ def work_of_many_holes(tmp_path: Path, n: int, *, thinned: bool) -> dict[str, in
     }
 
 
-def test_markers_are_looked_for_once_and_not_for_each_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_markers_are_searched_once_for_all_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = many_holes(tmp_path, 5, thinned=False)
     scans, looked = scan_all(plan, ChunkBuffer(1 << 20)), []
     monkeypatch.setattr(transactions, "markers_behind", lambda rows: looked.append(len(rows)) or np.full(len(rows), 7))

@@ -31,7 +31,7 @@ def _batches(seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_facts_are_those_of_each_batch(seed: int) -> None:
+def test_segment_facts_equal_those_of_each_batch(seed: int) -> None:
     batches = _batches(seed)
     facts = np.empty(len(k.FACTS), np.int64)
     k.collect_facts(batches, 0, facts)
@@ -52,7 +52,7 @@ def test_facts_are_those_of_each_batch(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize("before", [0, -7, NOT_KNOWN])
-def test_the_last_batch_that_shows_a_cleaners_work(seed: int, before: int) -> None:
+def test_last_cleaned_batch_is_found(seed: int, before: int) -> None:
     batches, expected, previous = _batches(seed), -1, before
     batches["attributes"][seed :: seed + 9] |= DELETE_HORIZON_MASK
     for row in batches:

@@ -63,7 +63,7 @@ def marker(offset: int, pid: int, kind: int) -> Batch:
     return marker_batch(offset, pid, kind, timestamp=0)
 
 
-def test_committed_data_and_its_marker_stay() -> None:
+def test_committed_data_and_its_marker_are_kept() -> None:
     assert check([data(0, 1), marker(1, 1, COMMIT)], []) == ([False, False], [])
 
 
@@ -71,12 +71,12 @@ def test_marker_without_data_is_removed() -> None:
     assert check([marker(1, 1, COMMIT), marker(2, 2, ABORT)], [AbortedTxn(2, 0, 2, 3)]) == ([True, True], [])
 
 
-def test_an_abort_marker_stays_while_a_batch_of_its_transaction_is_there_even_an_empty_one() -> None:
+def test_abort_marker_is_kept_while_any_batch_of_its_transaction_remains() -> None:
     txn = AbortedTxn(1, 0, 1, 2)
     assert check([data(0, 1, n=0), marker(1, 1, ABORT)], [txn]) == ([True, False], [txn])
 
 
-def test_an_abort_marker_without_an_index_entry_takes_no_data_with_it() -> None:
+def test_abort_marker_without_an_index_entry_removes_no_data() -> None:
     assert check([data(0, 1), marker(1, 1, ABORT)], []) == ([False, True], [])
 
 
@@ -85,19 +85,19 @@ def test_empty_control_batch_is_removable_and_ends_no_transaction() -> None:
     assert check([data(0, 1), empty, marker(2, 1, COMMIT)], []) == ([False, True, False], [])
 
 
-def test_control_batches_of_other_types_stay() -> None:
+def test_control_batches_of_other_types_are_kept() -> None:
     other = Batch(0, 0, (Record(0, 0, b"\0\0\0\2", b""),), control=True)
     assert check([other], []) == ([False], [])
 
 
-def test_a_transaction_begins_with_the_batch_that_reaches_its_first_offset() -> None:
+def test_transaction_begins_with_the_batch_of_its_first_offset() -> None:
     txn = AbortedTxn(1, 5, 9, 10)
     assert check([data(0, 1, n=4), marker(4, 1, COMMIT), data(5, 1), marker(9, 1, ABORT)], [txn])[0] == [
         False, False, True, False,
     ]  # fmt: skip
 
 
-def test_two_transactions_of_a_producer_and_one_of_another_between() -> None:
+def test_interleaved_transactions_of_two_producers_are_separated() -> None:
     first, second = AbortedTxn(1, 0, 2, 1), AbortedTxn(1, 5, 6, 7)
     batches = [data(0, 1), data(1, 2), marker(2, 1, ABORT), data(3, 1), marker(4, 1, COMMIT)]
     batches += [data(5, 1), marker(6, 1, ABORT), marker(7, 2, COMMIT)]
@@ -106,7 +106,7 @@ def test_two_transactions_of_a_producer_and_one_of_another_between() -> None:
     assert kept == [first, second]
 
 
-def test_no_transactions() -> None:
+def test_log_without_transactions_has_no_decisions() -> None:
     discardable, kept = discardable_batches(np.empty(0, TXN_BATCH), make_entries([]))
     assert len(discardable) == len(kept) == 0
     assert len(transactional_batches(batch_rows([Batch(0, 0)]))) == 0
@@ -120,7 +120,7 @@ EVENTS = st.lists(
 @pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(EVENTS, st.data())
-def test_any_log_in_any_order_of_its_index(events: list[tuple[str, int]], draw: st.DataObject) -> None:
+def test_result_is_independent_of_the_order_of_the_index(events: list[tuple[str, int]], draw: st.DataObject) -> None:
     """`gone`: a batch that began a transaction was cleaned away; its entry, if the transaction is aborted, begins too
     early.
     """
@@ -148,7 +148,7 @@ def test_any_log_in_any_order_of_its_index(events: list[tuple[str, int]], draw: 
     ),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), max_size=8),
 )
-def test_markers_behind_and_data_before_a_batch(
+def test_markers_after_and_data_before_a_batch_are_found(
     drawn: list[tuple[int, int | None, int]], asked: list[tuple[int, int]]
 ) -> None:
     batches, offset = [], 0

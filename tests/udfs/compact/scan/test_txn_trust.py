@@ -111,7 +111,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("row", "name", "value", "said"), WRONG)
-def test_one_wrong_field_decides_nothing_and_is_reported(
+def test_index_entry_with_a_wrong_field_is_ignored_and_reported(
     root: Path, row: int, name: str, value: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(root, row, name, value)
@@ -133,7 +133,7 @@ def test_one_wrong_field_decides_nothing_and_is_reported(
         (0, "last_stable_offset", 4, "a last stable offset of 5"),
     ],
 )
-def test_entry_in_a_complete_log_equals_the_replayed_one(
+def test_index_entry_of_a_complete_log_equals_the_replayed_entry(
     root: Path, row: int, name: str, value: int, said: str
 ) -> None:
     """The difference is harmless, but the log is complete, so the difference has no explanation."""
@@ -144,7 +144,7 @@ def test_entry_in_a_complete_log_equals_the_replayed_one(
 
 
 @pytest.mark.long
-def test_any_flipped_bit_decides_nothing(root: Path) -> None:
+def test_flipped_bit_in_the_index_changes_no_decision(root: Path) -> None:
     right, draw = index_path(root).read_bytes(), random.Random(3)
     for _ in range(60):
         data = bytearray(right)
@@ -155,7 +155,7 @@ def test_any_flipped_bit_decides_nothing(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("row", "name", "value", "said"), [*WRONG, (0, "", 0, "")])
-def test_readers_do_not_look_at_it(root: Path, row: int, name: str, value: int, said: str) -> None:
+def test_readers_ignore_the_transaction_index(root: Path, row: int, name: str, value: int, said: str) -> None:
     """The data source, and look-ups of committed data, use the markers in the log."""
     if name:
         change(root, row, name, value)
@@ -168,7 +168,7 @@ def test_readers_do_not_look_at_it(root: Path, row: int, name: str, value: int, 
     assert lookup(changed(plan, read_committed=True), asked).answers["answer_offset"].to_pylist() == [12]  # the end
 
 
-def test_an_entry_may_begin_before_what_a_cleaning_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_index_entry_may_begin_before_the_retained_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Offset 3 is missing. The archived entry has an earlier first offset, does not decide the transaction, and is
     copied unchanged to the new index.
     """
@@ -192,9 +192,7 @@ def test_an_entry_may_begin_before_what_a_cleaning_left(tmp_path: Path, capsys: 
     assert cli.main(["reindex", str(root), "--check", "--no-progress"]) == 3
 
 
-def test_brokers_of_before_kafka_10702_note_an_abort_without_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_abort_without_data_of_old_brokers_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Their entry begins at its own marker."""
     root = tmp_path / "archive"
     write_partition(root / "t-0", "{pid=1 txn} a=1 b=2 | {pid=1 commit} | {pid=1 abort} || g=7 || h=8")
@@ -211,7 +209,7 @@ def test_brokers_of_before_kafka_10702_note_an_abort_without_data(
 
 
 @pytest.mark.parametrize(("log_start", "cleaned"), [(0, False), (1, False), (2, True), (3, True), (4, True), (5, True)])
-def test_a_transaction_that_began_below_the_log_start(log_start: int, cleaned: bool, tmp_path: Path) -> None:
+def test_transaction_that_began_below_the_log_start_is_accepted(log_start: int, cleaned: bool, tmp_path: Path) -> None:
     """A broker that recovers a log reads nothing far below its start, so its index lets such a transaction begin later.
 
     In a log with holes the reason may be a lost marker, but of records that are never read.
@@ -261,7 +259,7 @@ def with_indexes(archived: Archived, drawn: Drawn) -> Archived:
 @pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(drawn=logs())
-def test_the_markers_alone_decide_in_every_pass(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn) -> None:
+def test_markers_decide_transactions_in_every_pass(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn) -> None:
     """Clean logs again and again: without index files, and with damaged ones, the same logs result."""
     tmp = tmp_path_factory.mktemp("passes")
     archived, draw = with_indexes(lay_out(tmp / "archive", drawn.segments), drawn), random.Random(5)
