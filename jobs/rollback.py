@@ -27,7 +27,7 @@ from lastkey.jobs.command.store_options import RollbackOptions
 from lastkey.jobs.errors import NO_GENERATION, GenerationError, MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.store import manifests, writing
-from lastkey.jobs.store.coverage import Ranges, covered, shown, without
+from lastkey.jobs.store.coverage import covered, shown
 from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import list_generations, make_rollback, nobody_has, open_store
 from lastkey.jobs.store.rows import Checkpoint, Commit
@@ -37,6 +37,7 @@ from lastkey.logformat.errors import LogFormatError
 from lastkey.udfs.data_source.log_end import find_ends
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.problem import timed
+from lastkey.udfs.ranges import Ranges, without
 from lastkey.udfs.storage import Root, absent, normal_uri, open_root
 
 

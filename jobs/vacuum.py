@@ -39,7 +39,7 @@ from lastkey.jobs.command.store_options import VacuumOptions
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.store import writing
-from lastkey.jobs.store.coverage import Ranges, unread
+from lastkey.jobs.store.coverage import unread
 from lastkey.jobs.store.erasures import brought_back
 from lastkey.jobs.store.folders import Run, RunFolder, run_folders
 from lastkey.jobs.store.generations import open_store
@@ -53,6 +53,7 @@ from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.problem import timed
+from lastkey.udfs.ranges import Ranges
 from lastkey.udfs.segments import kept_for_yield
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, delete_folder, exists

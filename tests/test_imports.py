@@ -36,7 +36,7 @@ _BYTES = _BASE | {
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
 _LOGS = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.listing"}  # modules by which udfs read logs
 _TASK = {"udfs.storage", "udfs.problem", "udfs.held_back", "udfs.segments", "udfs.groups",
-         "udfs.steps"}  # fmt: skip
+         "udfs.steps", "udfs.ranges"}  # fmt: skip
 _HOLES = _TASK | {"udfs.holes"}  # not for verify, which has that rule in code of its own
 _RULES = {f"udfs.compact.{name}" for name in ("verdicts", "cleaner", "retention", "plan")}
 _STEPS = _LOGS | _RULES | {f"udfs.compact.{name}" for name in ("scan", "clean", "output")}
@@ -72,6 +72,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs": set(),
     "udfs.storage": _BYTES | {"logformat.side_files", "logformat.tiered"},
     "udfs.groups": set(),
+    "udfs.ranges": set(),
     "udfs.steps": set(),
     "udfs.problem": {"logformat.errors"},
     "udfs.held_back": set(),
@@ -100,7 +101,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.verify": _LOGS | _TASK,  # never compact: it shares no code with what it checks
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
     "udfs.convert_log": _LOGS | _TASK | {"logformat.writing", "udfs.read_back"},
-    "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
+    "udfs.reindex": _LOGS | _TASK | {"udfs.read_back", "udfs.verify"},
     "udfs.merge": _LOGS | _TASK | {"udfs.reindex"},
     "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
     "udfs.export": {"udfs.data_source", "udfs.decode", "udfs.compact"} | _LOGS | _TASK,
@@ -122,6 +123,7 @@ FLOORS: dict[str, set[str]] = {
         "udfs.storage",
         "udfs.problem",
         "udfs.segments",
+        "udfs.ranges",
         "udfs.steps",
         "udfs.compact.retention",
         "udfs.lookup.minutes",

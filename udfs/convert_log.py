@@ -27,16 +27,16 @@ import numpy as np
 from pyarrow import fs as pafs
 
 from lastkey.logformat import names
-from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES, Chunk, read_exactly
+from lastkey.logformat.batches.chunks import Chunk, read_exactly
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import MAX_SEGMENT_BYTES
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.primitives.crc32c import crc32c_extend
-from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.writing.formats import Converted, Converter, Magic
 from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.read_back import check_written
+from lastkey.udfs.segments import LogSettings
 from lastkey.udfs.storage import (
     Root,
     exists,
@@ -57,15 +57,10 @@ _SPARE: Final = 8  # this part of the limit is left for the way back to magic 2
 
 
 @dataclass(frozen=True)
-class ConvertSettings:
-    """Settings that decide the bytes of the indexes, and how logs are read."""
+class ConvertSettings(LogSettings):
+    """Settings of a conversion."""
 
-    magic: Magic
-    index_interval_bytes: int = 4096
-    segment_index_bytes: int = 10 << 20
-    time_index_interval_ms: int = 0
-    chunk_bytes: int = CHUNK_BYTES
-    max_batch_bytes: int = MAX_BATCH_BYTES
+    magic: Magic = 2
 
 
 @dataclass(frozen=True)
@@ -91,12 +86,10 @@ def convert_log(
     LogFormatError where a log in magic 2 grows beyond it, and for damage, as a reader does; what is written then is
     worth nothing.
     """
-    path, size, base_offset = segment.path, segment.size_bytes, segment.base_offset
+    path, size = segment.path, segment.size_bytes
     reader, log = LogReader(settings.chunk_bytes, settings.max_batch_bytes), log_file(source, path, size)
     converter = Converter(settings.magic, max_batch_bytes=settings.max_batch_bytes)
-    indexes = IndexBuilder(
-        base_offset, settings.index_interval_bytes, settings.segment_index_bytes, to, settings.time_index_interval_ms
-    )
+    indexes = settings.index_builder(segment.base_offset, to)
     room = limit - limit // _SPARE
     read = written = batches = changed = total = 0
     with open_output(target, to) as out:

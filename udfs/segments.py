@@ -6,14 +6,16 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import google_crc32c
 import numpy as np
 
+from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import MAX_RELATIVE_OFFSET
 from lastkey.logformat.listing import Segment
+from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerSummary, no_producers
 from lastkey.udfs.storage import open_root, opened, read_file
 
@@ -25,6 +27,30 @@ class ReadFile:
     base_offset: int
     size: int
     checksum: int  # CRC-32C of all its bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """Settings that decide the bytes of a topic's indexes, and how its logs are read."""
+
+    index_interval_bytes: int = 4096
+    segment_index_bytes: int = 10 << 20
+    time_index_interval_ms: int = 0
+    chunk_bytes: int = CHUNK_BYTES
+    max_batch_bytes: int = MAX_BATCH_BYTES
+
+    @classmethod
+    def of(cls, topic: Any, chunk_bytes: int, **more: Any) -> Self:
+        """Return the settings of a topic. topic: `TopicSettings` of the settings file; more: other fields."""
+        names = ("index_interval_bytes", "segment_index_bytes", "time_index_interval_ms")
+        same = {name: getattr(topic, name) for name in names}
+        return cls(**same, chunk_bytes=chunk_bytes, max_batch_bytes=topic.max_decompressed_batch_bytes, **more)
+
+    def index_builder(self, base_offset: int, path: str) -> IndexBuilder:
+        """Return the builder of a segment's indexes."""
+        return IndexBuilder(
+            base_offset, self.index_interval_bytes, self.segment_index_bytes, path, self.time_index_interval_ms
+        )
 
 
 class ListedLog(NamedTuple):

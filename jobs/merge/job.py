@@ -194,14 +194,9 @@ def _other_topic(copies: Sequence[LogCopy]) -> Problem | None:
 
 def _settings(config: Config, topic: str) -> MergeSettings:
     settings = config.topic_settings(topic)
-    return MergeSettings(
-        segment_bytes=settings.segment_bytes,
-        segment_index_bytes=settings.segment_index_bytes,
-        index_interval_bytes=settings.index_interval_bytes,
-        time_index_interval_ms=settings.time_index_interval_ms,
-        producer_id_expiration_ms=settings.producer_id_expiration_ms,
-        chunk_bytes=config.job.chunk_bytes,
-        max_batch_bytes=settings.max_decompressed_batch_bytes,
+    expiration_ms, segment_bytes = settings.producer_id_expiration_ms, settings.segment_bytes
+    return MergeSettings.of(
+        settings, config.job.chunk_bytes, segment_bytes=segment_bytes, producer_id_expiration_ms=expiration_ms
     )
 
 

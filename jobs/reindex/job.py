@@ -32,9 +32,10 @@ from lastkey.logformat.errors import NO_POSITION, is_full
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem, attempt
-from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
+from lastkey.udfs.reindex.segment import ReindexTask, SegmentOutcome, reindex_segments
 from lastkey.udfs.reindex.side_files import SideFilesPlan, reindex_side_files
 from lastkey.udfs.reindex.write import FileReport, Target, impossible, remove_leftovers
+from lastkey.udfs.segments import LogSettings
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, is_link, normal_uri, open_root
 
@@ -204,10 +205,15 @@ def _plan(options: ReindexOptions, target: Target, root: Root, archived: Archive
             )
     segments = _safe(archived, report)
     report.segments, report.log_bytes = len(segments), sum(s.size_bytes for s in segments)
-    settings = _settings(options, archived.topic)
+    settings = LogSettings.of(options.config.topic_settings(archived.topic), options.config.job.chunk_bytes)
     tasks = [
         ReindexTask(
-            target, archived.path, tuple(segments[i] for i in group), settings, _base_behind(archived, group[-1])
+            target,
+            archived.path,
+            tuple(segments[i] for i in group),
+            settings,
+            _base_behind(archived, group[-1]),
+            check_crc=not options.skip_crc,
         )
         for group in groups(range(len(segments)), lambda i: segments[i].size_bytes, _TASK_BYTES)
     ]
@@ -236,18 +242,6 @@ def _safe(archived: ArchivedPartition, report: ReindexedPartition) -> Sequence[S
         f"{counted(len(archived.segments), 'segment')}, those that end below the high watermark {end}"
     )
     return below
-
-
-def _settings(options: ReindexOptions, topic: str) -> ReindexSettings:
-    settings = options.config.topic_settings(topic)
-    return ReindexSettings(
-        index_interval_bytes=settings.index_interval_bytes,
-        segment_index_bytes=settings.segment_index_bytes,
-        time_index_interval_ms=settings.time_index_interval_ms,
-        check_crc=not options.skip_crc,
-        chunk_bytes=options.config.job.chunk_bytes,
-        max_batch_bytes=settings.max_decompressed_batch_bytes,
-    )
 
 
 def _base_behind(archived: ArchivedPartition, i: int) -> int | None:

@@ -154,15 +154,7 @@ def _restore(plan: RestorePlan, output: Root, config: Config, progress: Progress
 
 def convert_settings(config: Config, topic: str, magic: Literal[2, 3]) -> ConvertSettings:
     """Return the settings that decide the bytes of a topic's converted logs and indexes."""
-    settings = config.topic_settings(topic)
-    return ConvertSettings(
-        magic,
-        index_interval_bytes=settings.index_interval_bytes,
-        segment_index_bytes=settings.segment_index_bytes,
-        time_index_interval_ms=settings.time_index_interval_ms,
-        chunk_bytes=config.job.chunk_bytes,
-        max_batch_bytes=settings.max_decompressed_batch_bytes,
-    )
+    return ConvertSettings.of(config.topic_settings(topic), config.job.chunk_bytes, magic=magic)
 
 
 def _archives(options: RestoreOptions, targets: Sequence[Checkpoint]) -> dict[str, Root]:

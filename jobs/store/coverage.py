@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.logformat.listing import Segment
-
-Ranges = list[tuple[int, int]]  # [first, until), rising, apart
+from lastkey.udfs.ranges import Ranges, joined, without
 
 
 def covered(row: Checkpoint) -> Ranges:
@@ -31,7 +30,7 @@ def read_with(before: Checkpoint | None, row: Checkpoint, segments: Iterable[Seg
     """
     until = max(_own_end(row, segments), row.log_start_offset)
     new = without([(min(log_start, row.log_start_offset), until)], _gaps(row))
-    return json.dumps(_joined(new + (read_by(before) if before is not None else [])))
+    return json.dumps(joined(new + (read_by(before) if before is not None else [])))
 
 
 def unread(commit: Commit, current: Checkpoint | None, *, committed: bool) -> Ranges:
@@ -50,15 +49,6 @@ def _own_end(row: Checkpoint, segments: Iterable[Segment]) -> int:
     return max((s.next_offset for s in segments if s.root == "store"), default=row.log_start_offset)
 
 
-def without(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> Ranges:
-    """Return the offsets that are in the first ranges and in none of the others."""
-    left = _joined(ranges)
-    for first, until in _joined(others):
-        cut = [piece for begin, end in left for piece in ((begin, min(end, first)), (max(begin, until), end))]
-        left = [(begin, end) for begin, end in cut if begin < end]
-    return left
-
-
 def shown(ranges: Sequence[tuple[int, int]]) -> str:
     """Return ranges as people read them."""
     return ", ".join(f"{first} to {until - 1}" for first, until in ranges)
@@ -66,13 +56,3 @@ def shown(ranges: Sequence[tuple[int, int]]) -> str:
 
 def _gaps(row: Checkpoint) -> Ranges:
     return [(gap[0], gap[1] + 1) for gap in json.loads(row.gaps or "[]")]
-
-
-def _joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    out: Ranges = []
-    for first, until in sorted(ranges):
-        if first < until and out and first <= out[-1][1]:
-            out[-1] = (out[-1][0], max(until, out[-1][1]))
-        elif first < until:
-            out.append((first, until))
-    return out

@@ -9,13 +9,14 @@ from typing import Any
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition
 from lastkey.jobs.command.config import Config
-from lastkey.jobs.store.coverage import Ranges, read_by, without
+from lastkey.jobs.store.coverage import read_by
 from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.problem import Problem
+from lastkey.udfs.ranges import Ranges, without
 from lastkey.udfs.segments import LastBatch, SideFile
 from lastkey.udfs.storage import Root
 from lastkey.udfs.verify.blocks import Order

@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
+from lastkey.udfs.reindex.segment import ReindexTask, reindex_segments
 from lastkey.udfs.reindex.write import Target
+from lastkey.udfs.segments import LogSettings
 from tests.bench import make_log
 from tests.kafka_lab import recover_segments
 from tests.kafka_lab.jvm import lab
@@ -91,7 +92,7 @@ def _task(folder: Path, logs: list[Path], output: Path) -> ReindexTask:
     root = str(folder.parent)
     segments = tuple(Segment(root, f"{folder.name}/{log.name}", int(log.stem), log.stat().st_size, 0) for log in logs)
     target = Target("output", str(folder.parent), str(output))
-    return ReindexTask(target, folder.name, segments, ReindexSettings())
+    return ReindexTask(target, folder.name, segments, LogSettings())
 
 
 def ours(task: ReindexTask) -> tuple[int, int]:

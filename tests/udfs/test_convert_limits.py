@@ -40,7 +40,7 @@ def data() -> bytes:
 
 def run(data: bytes, magic: int, limit: int, work: Path) -> tuple[ConvertedLog, bytes]:
     (work / "from").write_bytes(data)
-    settings = ConvertSettings(magic, chunk_bytes=1 << 14)  # type: ignore[arg-type]
+    settings = ConvertSettings(magic=magic, chunk_bytes=1 << 14)  # type: ignore[arg-type]
     root = open_root(str(work))
     one = convert_log(Segment(str(work), "from", 0, len(data), 0), root, root, "to", settings, limit)
     return one, (work / "to").read_bytes()

@@ -29,9 +29,10 @@ from lastkey.udfs.lookup.index_sizes import IndexSizesPlan, index_sizes
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
 from lastkey.udfs.lookup.queries import Queries, lookup
 from lastkey.udfs.problem import Problem, attempt
-from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
+from lastkey.udfs.reindex.segment import ReindexTask, reindex_segments
 from lastkey.udfs.reindex.write import Target
 from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
+from lastkey.udfs.segments import LogSettings
 from tests.builders.damage import SEGMENT_OFFSETS, Partition, build
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.plans import changed
@@ -178,8 +179,8 @@ def test_unreadable_log_is_a_problem_of_report(part: Partition, tmp_path: Path, 
 
 def reindexed(part: Partition, target: Target, *, check_crc: bool = True) -> list[Any]:
     segments = tuple(part.listed().segments)
-    settings = ReindexSettings(index_interval_bytes=0, check_crc=check_crc)
-    return reindex_segments(ReindexTask(target, "t-0", segments, settings))
+    settings = LogSettings(index_interval_bytes=0)
+    return reindex_segments(ReindexTask(target, "t-0", segments, settings, check_crc=check_crc))
 
 
 def test_failed_read_of_reindex_is_a_problem(part: Partition, tmp_path: Path) -> None:

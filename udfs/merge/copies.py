@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import EpochEntry
 from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import LogSettings
 
 Reason = Literal["largest", "damaged", "missing", "begins later", "ends", "other lineage", "more records"]
 
@@ -35,16 +35,11 @@ class LogCopy:
 
 
 @dataclass(frozen=True)
-class MergeSettings:
-    """Settings that decide where segments end and the bytes of their indexes, and how logs are read."""
+class MergeSettings(LogSettings):
+    """Settings that decide also where segments end."""
 
     segment_bytes: int = 1 << 30
-    segment_index_bytes: int = 10 << 20
-    index_interval_bytes: int = 4096
-    time_index_interval_ms: int = 0
     producer_id_expiration_ms: int = 86_400_000
-    chunk_bytes: int = CHUNK_BYTES
-    max_batch_bytes: int = MAX_BATCH_BYTES
     window_batches: int = 1 << 14  # batches of each copy that are compared at a time
 
 

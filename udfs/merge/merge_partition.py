@@ -46,7 +46,8 @@ from lastkey.udfs.merge.lineage import Chain, Lineage, build_chain, confirmed_ep
 from lastkey.udfs.merge.survey import Survey, survey
 from lastkey.udfs.merge.write_log import LogWriter, StreamSource
 from lastkey.udfs.problem import Problem, attempt
-from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
+from lastkey.udfs.ranges import Ranges, without
+from lastkey.udfs.reindex.segment import ReindexTask, SegmentOutcome, reindex_segments
 from lastkey.udfs.reindex.side_files import SideFilesPlan, reindex_side_files
 from lastkey.udfs.reindex.write import FileReport, Target
 from lastkey.udfs.storage import Root, exists, flush_whole, flushing, make_folder, open_root, read_file, write_file
@@ -132,14 +133,7 @@ class _ReadBack:
     def __init__(self, task: MergeTask, output: Root, pool: ThreadPoolExecutor) -> None:
         self.output, self.pool, self.folder = output, pool, task.folder
         self.target = Target("output", output.uri, output.uri)
-        settings = task.settings
-        self.settings = ReindexSettings(
-            settings.index_interval_bytes,
-            settings.segment_index_bytes,
-            settings.time_index_interval_ms,
-            chunk_bytes=settings.chunk_bytes,
-            max_batch_bytes=settings.max_batch_bytes,
-        )
+        self.settings = task.settings
         self.jobs: list[Future[list[SegmentOutcome]]] = []
 
     def submit(self, segment: Segment, following: int | None) -> None:
@@ -350,7 +344,7 @@ class _Taken:
         last = [one.copy.segments[-1].base_offset for one in surveys]  # the log reached these offsets
         valid = [base for base, until in zip(last, self.plan.lineage.truncation, strict=True) if base <= until]
         out.next_offset = max(self.end, *valid)
-        out.gaps = list(_gaps(self.plan, out.first_base_offset, out.next_offset))
+        out.gaps = _gaps(self.plan, out.first_base_offset, out.next_offset)
         ends = [
             one.copy.known_end
             for one, until in zip(surveys, self.plan.lineage.truncation, strict=True)
@@ -376,38 +370,12 @@ def _first_lack(lacks: Sequence[Lack], first: int, last: int) -> Lack | None:
     return next((lack for lack in lacks if lack.first <= last and first < lack.until), None)
 
 
-def _gaps(plan: _Decisions, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the offsets, first..until-1 each, that every copy lacks."""
-    common = [(begin, end)]
+def _gaps(plan: _Decisions, begin: int, end: int) -> Ranges:
+    """Return the offsets that every copy lacks."""
+    held = Ranges()
     for one, until in zip(plan.surveys, plan.lineage.truncation, strict=True):
-        own = [(begin, one.begin), *((lack.first, lack.until) for lack in one.lacks), (min(one.end, until), end)]
-        common = list(_both(common, _joined(own)))
-    for first, until in common:
-        if first < until:
-            yield first, until
-
-
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    out: list[tuple[int, int]] = []
-    for first, until in sorted(one for one in ranges if one[0] < one[1]):
-        if out and first <= out[-1][1]:
-            out[-1] = out[-1][0], max(until, out[-1][1])
-        else:
-            out.append((first, until))
-    return out
-
-
-def _both(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the offsets that are in both of two lists of ranges, each by offset and without overlaps."""
-    i = j = 0
-    while i < len(one) and j < len(other):
-        first, until = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
-        if first < until:
-            yield first, until
-        if one[i][1] < other[j][1]:
-            i += 1
-        else:
-            j += 1
+        held += without([(one.begin, min(one.end, until))], ((lack.first, lack.until) for lack in one.lacks))
+    return without([(begin, end)], held)
 
 
 def _write_side_files(

@@ -47,7 +47,7 @@ _PART_BYTES: Final = 1 << 20  # read at once to look for zeros
 class Verdict:
     """Fault of a file; without a reason, the file is as rebuilt."""
 
-    reason: Reason = ""
+    reason: str = ""  # a Reason; or of a file that cannot be rebuilt, the kind of problem
     position: int = -1  # byte in the file
     entry: int = -1  # number of the entry there
     expected: str = ""
@@ -80,9 +80,9 @@ def read_bounded(root: Root, path: str, limit: int) -> SideBytes:
     return SideBytes(path, size, bytes(head), zeros)
 
 
-def unparsed(error: LogFormatError) -> Verdict:
+def unparsed(error: LogFormatError, reason: str = "wrong") -> Verdict:
     """Return the verdict on a file that could not be read or parsed."""
-    return Verdict("wrong", error.position, -1, error.expected, error.found)
+    return Verdict(reason, error.position, -1, error.expected, error.found)
 
 
 class IndexJudge:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastkey.logformat import names
-from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, check_offsets
+from lastkey.logformat.batches.chunks import check_offsets
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_MASK
@@ -27,23 +27,12 @@ from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, 
 from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.reindex.judge import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
 from lastkey.udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, new_folder, settle
+from lastkey.udfs.segments import LogSettings
 from lastkey.udfs.storage import Root, log_file, open_root
 from lastkey.udfs.verify.transactions import TXN_ROW, previous_markers, transaction_rows
 
 _OURS: Final = (names.INDEX, names.TIME_INDEX)
 _MORE: Final = 4096  # bytes of an index that are read beyond the most that can be right
-
-
-@dataclass(frozen=True)
-class ReindexSettings:
-    """Settings that decide the bytes of a topic's indexes, and how its logs are read."""
-
-    index_interval_bytes: int = 4096
-    segment_index_bytes: int = 10 << 20
-    time_index_interval_ms: int = 0
-    check_crc: bool = True
-    chunk_bytes: int = 8 << 20
-    max_batch_bytes: int = MAX_BATCH_BYTES
 
 
 @dataclass(frozen=True)
@@ -53,10 +42,9 @@ class ReindexTask:
     target: Target
     folder: str  # folder of the partition
     segments: tuple[Segment, ...]
-    settings: ReindexSettings
-    next_base_offset: int | None = (
-        None  # base offset of the segment behind them; None: missing, and the last may end torn
-    )
+    settings: LogSettings
+    next_base_offset: int | None = None  # of the segment behind them; None: missing, and the last may end torn
+    check_crc: bool = True
 
 
 @dataclass(frozen=True)
@@ -126,14 +114,8 @@ def _reindex(task: ReindexTask, number: int, reader: LogReader) -> SegmentOutcom
     archived = [_read_index(root, place, settings.segment_index_bytes) for place in places]
     files_read = [file if isinstance(file, SideBytes) else None for file in archived]
     judge = IndexJudge(segment.base_offset, files_read[0], files_read[1])
-    builder = IndexBuilder(
-        segment.base_offset,
-        settings.index_interval_bytes,
-        settings.segment_index_bytes,
-        segment.path,
-        settings.time_index_interval_ms,
-    )
-    scanned = scan(segment, after, settings.check_crc, reader, builder, judge)
+    builder = settings.index_builder(segment.base_offset, segment.path)
+    scanned = scan(segment, after, task.check_crc, reader, builder, judge)
     rebuilt = builder.finish()
     limit = settings.segment_index_bytes
     verdicts = judge.offset_index(rebuilt[0], limit), judge.time_index(rebuilt[1], limit)

@@ -34,7 +34,6 @@ from lastkey.udfs.reindex.segment import SegmentOutcome
 from lastkey.udfs.reindex.write import (
     FileReport,
     SideFilePlace,
-    Status,
     Target,
     finish_folder,
     impossible,
@@ -168,10 +167,6 @@ def _log_start_beyond(plan: SideFilesPlan, outcomes: Sequence[SegmentOutcome]) -
     )
 
 
-def _as_it_is(place: SideFilePlace, status: Status, v: Verdict) -> FileReport:
-    return FileReport(place.path, place.kind, status, v.reason, v.position, v.entry, v.expected, v.found)
-
-
 def _is_headless(plan: SideFilesPlan, base: int) -> bool:
     """Return whether a transaction or a producer may have begun below the first segment, in a part that is missing.
 
@@ -292,11 +287,11 @@ class _Fold:
     def _settle_headless(self, offset: int, place: SideFilePlace, archived: str, verdict: Verdict) -> None:
         """Keep an archived snapshot of a log without its beginning and continue from it. Never replace a wrong one."""
         if verdict.reason in ("", "other_entries"):
-            self.done.files.append(_as_it_is(place, "same", verdict))
+            self.done.files.append(place.report("same", verdict))
             self._load(offset, archived)
             return
         self._report_headless()
-        self.done.files.append(_as_it_is(place, "impossible", verdict))
+        self.done.files.append(place.report("impossible", verdict))
 
     def _report_headless(self) -> None:
         note = (
@@ -364,7 +359,7 @@ class _Fold:
                 self.done.notes.append(
                     f"{path}: ends before leader epoch {epochs[-1][0]}, which the log has; left alone"
                 )
-            self.done.files.append(FileReport(place.path, name, "same"))
+            self.done.files.append(place.report("same", SAME))
             return
         if not self.plan.ends_here:
             return  # later epochs may be in the segments that were left out
@@ -380,7 +375,7 @@ class _Fold:
             if epochs or path is not None:
                 self._report_headless()
             if path is not None:
-                self.done.files.append(_as_it_is(place, "impossible", verdict))
+                self.done.files.append(place.report("impossible", verdict))
         elif epochs or path is not None:
             self.done.notes.append(
                 f"{place.path}: lost, so rebuilt from the batches that are left: in a compacted log an epoch can "
@@ -393,8 +388,7 @@ class _Fold:
         is not replaced. Return False for any other error.
         """
         if error.kind == "unreadable":
-            said = (error.kind, error.position, -1, error.expected, error.found)
-            self.done.files.append(FileReport(place.path, place.kind, "impossible", *said))
+            self.done.files.append(place.report("impossible", unparsed(error, error.kind)))
         return error.kind == "unreadable"
 
     def _expired_ms(self, path: str) -> int:

@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+import google_crc32c
+
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError, is_full
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.reindex.judge import Verdict
+from lastkey.udfs.read_back import check_written
+from lastkey.udfs.reindex.judge import Verdict, unparsed
 from lastkey.udfs.steps import step
-from lastkey.udfs.storage import Root, flush, flush_folder, make_folder, open_root, opened, write_file
+from lastkey.udfs.storage import Root, flush, flush_folder, make_folder, open_root, write_file
 
 LEFTOVER: Final = ".reindex.tmp"  # ends in .tmp: ignored by Kafka, and by names.is_ignorable
 
@@ -71,6 +74,10 @@ class SideFilePlace:
         alike = log.endswith(names.SWAP) and log.partition(".")[0] == self.name.partition(".")[0]
         return f"{self.folder}/{self.name}{names.SWAP if alike else ''}"  # a broker will rename both
 
+    def report(self, status: Status, v: Verdict, n_bytes: int = 0) -> FileReport:
+        """Return the report on the file. n_bytes: size of the rebuilt one."""
+        return FileReport(self.path, self.kind, status, v.reason, v.position, v.entry, v.expected, v.found, n_bytes)
+
 
 def impossible(path: str, kind: str, why: Problem) -> FileReport:
     """Return the report on a file that cannot be rebuilt, because a log has a problem, or on that log."""
@@ -82,32 +89,23 @@ def settle(target: Target, place: SideFilePlace, verdict: Verdict, data: bytes) 
 
     A file that cannot be written becomes a report too; only a full disk raises OSError.
     """
-    status: Status = "same"
-    written = 0
     if target.mode == "check":
-        status = "differs" if verdict.reason else "same"
-    elif target.mode == "output" or (verdict.reason not in ("", "other_entries")):
-        try:
-            if target.mode == "output":
-                _write_new(open_root(target.output_uri), place, data)
-            else:
-                replace_file(open_root(target.archive_uri), place, data)
-        except OSError as error:
-            if is_full(error):
-                raise
-            found = f"{type(error).__name__}: {error.strerror or error}"
-            return FileReport(
-                place.path, place.kind, "impossible", "unwritable", -1, -1, "a file that can be written", found
-            ), 0
-        except LogFormatError as error:
-            return FileReport(
-                place.path, place.kind, "impossible", error.kind, error.position, -1, error.expected, error.found
-            ), 0
-        status = "rebuilt" if verdict.reason else "same"
-        written = len(data)
-    v = verdict
-    report = FileReport(place.path, place.kind, status, v.reason, v.position, v.entry, v.expected, v.found, len(data))
-    return report, written
+        return place.report("differs" if verdict.reason else "same", verdict, len(data)), 0
+    if target.mode == "in_place" and verdict.reason in ("", "other_entries"):
+        return place.report("same", verdict, len(data)), 0
+    try:
+        if target.mode == "output":
+            _write_new(open_root(target.output_uri), place, data)
+        else:
+            replace_file(open_root(target.archive_uri), place, data)
+    except OSError as error:
+        if is_full(error):
+            raise
+        found = f"{type(error).__name__}: {error.strerror or error}"
+        return place.report("impossible", Verdict("unwritable", expected="a file that can be written", found=found)), 0
+    except LogFormatError as error:
+        return place.report("impossible", unparsed(error, error.kind)), 0
+    return place.report("rebuilt" if verdict.reason else "same", verdict, len(data)), len(data)
 
 
 def new_folder(target: Target, folder: str) -> None:
@@ -171,15 +169,7 @@ def replace_file(root: Root, place: SideFilePlace, data: bytes) -> None:
 
 
 def _check_written(root: Root, path: str, data: bytes) -> None:
-    found = _read_again(root, path, len(data) + 1)
-    if found != data:
-        at = next((i for i, (a, b) in enumerate(zip(found, data, strict=False)) if a != b), min(len(found), len(data)))
-        raise LogFormatError("readback", path, at, f"the {len(data)} bytes that were written", "other bytes")
-
-
-def _read_again(root: Root, path: str, most: int) -> bytes:
-    with opened(root, path) as file:
-        return bytes(file.read(most))
+    check_written(root, path, len(data), int(google_crc32c.value(data)))
 
 
 def _as_before(descriptor: int, like: Path) -> None:

@@ -485,7 +485,11 @@ def test_result_does_not_depend_on_the_window_size(tmp_path: Path, monkeypatch: 
     from lastkey.jobs.merge import job
     from lastkey.udfs.merge.copies import MergeSettings
 
-    monkeypatch.setattr(job, "MergeSettings", lambda **given: MergeSettings(**given | {"window_batches": 1}))
+    class OneBatch(MergeSettings):
+        def __new__(cls, **given: object) -> MergeSettings:  # type: ignore[misc]
+            return MergeSettings(**given | {"window_batches": 1})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(job, "MergeSettings", OneBatch)
     run_merge([one, other], tmp_path / "small")
     assert read_tree(tmp_path / "small") == read_tree(tmp_path / "large")
 

@@ -25,8 +25,9 @@ from lastkey.logformat.search.partition_log import open_partition
 from lastkey.logformat.search.windows import open_window
 from lastkey.logformat.storage.regular_files import open_local
 from lastkey.udfs.reindex.judge import read_bounded
-from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
+from lastkey.udfs.reindex.segment import ReindexTask, reindex_segments
 from lastkey.udfs.reindex.write import Target
+from lastkey.udfs.segments import LogSettings
 from lastkey.udfs.storage import open_root, opened, read_file
 from lastkey.udfs.verify.partition import check_partition
 from tests.builders.damage import SEGMENT_OFFSETS, Partition, build
@@ -122,8 +123,7 @@ def test_log_replaced_after_the_listing_is_unreadable(
     for check_crc in (True, False):
         target = Target("check", str(part.root))
         segment = Segment(str(part.root), LOG, SEGMENT_OFFSETS, size, 0)
-        settings = ReindexSettings(check_crc=check_crc)
-        (outcome,) = reindex_segments(ReindexTask(target, "t-0", (segment,), settings))
+        (outcome,) = reindex_segments(ReindexTask(target, "t-0", (segment,), LogSettings(), check_crc=check_crc))
         assert outcome.problem is not None
         assert (outcome.problem.kind, found in outcome.problem.found) == ("unreadable", True)
     local, path = pafs.LocalFileSystem(), str(part.root / LOG)
