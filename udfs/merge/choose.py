@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from lastkey.logformat.batches.chunks import NO_END
 from lastkey.logformat.layout import BATCH, CODEC_MASK, DELETE_HORIZON_MASK
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.merge.copies import LosingRange
 from lastkey.udfs.merge.lineage import Chain
 from lastkey.udfs.merge.survey import epoch_runs
@@ -52,6 +53,8 @@ class Stream:
     rows: np.ndarray  # BATCH[n]
     until: int = NO_END  # batches from here on are not in the winning lineage
     lacks: tuple[tuple[int, int], ...] = ()  # offsets first..until-1 that the copy lacks
+    segments: tuple[Segment, ...] = ()  # of the copy
+    first_rows: Sequence[int] = ()  # number of the first row of each segment, and of all rows
 
     def lacks_offset(self, offset: int) -> bool:
         """Return whether damage, or a missing file, may have taken this offset from the copy."""

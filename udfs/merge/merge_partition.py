@@ -28,23 +28,21 @@ from lastkey.logformat.batches.chunks import NO_END
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files import checkpoints, producer_snapshot
-from lastkey.logformat.storage.io_counts import Listener, listener_of_thread, listening
+from lastkey.logformat.storage.io_counts import listener_of_thread, listening
 from lastkey.udfs.merge.aborted import AbortedTransactions
 from lastkey.udfs.merge.choose import ChoiceFindings, Stream, choose, losing_ranges
 from lastkey.udfs.merge.copies import (
     MOST_RANGES,
     CopyFacts,
-    Lack,
     LogCopy,
     MergedPartition,
-    MergeSettings,
     MergeTask,
     Reason,
     TakenRange,
 )
 from lastkey.udfs.merge.lineage import Chain, Lineage, build_chain, confirmed_epochs, decide, is_of_another_log
 from lastkey.udfs.merge.survey import Survey, survey
-from lastkey.udfs.merge.write_log import LogWriter, StreamSource
+from lastkey.udfs.merge.write_log import LogWriter
 from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.ranges import Ranges, without
 from lastkey.udfs.reindex.segment import ReindexTask, SegmentOutcome, reindex_segments
@@ -77,7 +75,6 @@ class _Decisions:
     surveys: list[Survey]
     lineage: Lineage
     streams: list[Stream]
-    sources: list[StreamSource]
     ranks: list[int]  # rank of each copy
 
 
@@ -96,7 +93,7 @@ def _merge(task: MergeTask, out: MergedPartition) -> None:
     with ThreadPoolExecutor(_THREADS) as pool:
         read_back = _ReadBack(task, output, pool)
         primary, segment_bytes = plan.ranks.index(0), task.settings.segment_bytes
-        with closing(LogWriter(output, task.folder, plan.sources, primary, segment_bytes, read_back.submit)) as writer:
+        with closing(LogWriter(output, task.folder, plan.streams, primary, segment_bytes, read_back.submit)) as writer:
             _choose(task, plan, writer, out)
             if out.refused:
                 return
@@ -156,22 +153,14 @@ def _surveys(task: MergeTask, out: MergedPartition) -> list[Survey]:
         for copy, facts in zip(task.copies, out.copies, strict=True)
         if copy.problem is None and copy.segments
     ]
-    found = []
+    listener = listener_of_thread()
+
+    def read(copy: LogCopy, facts: CopyFacts) -> Survey:
+        with listening(listener) if listener is not None else nullcontext():
+            return survey(copy, facts, task.settings)
+
     with ThreadPoolExecutor(_THREADS) as pool:
-        listener = listener_of_thread()
-        jobs = [pool.submit(_heard, listener, copy, task.settings) for copy, _ in readable]
-        for job, (_, facts) in zip(jobs, readable, strict=True):
-            one = job.result()
-            found.append(one)
-            facts.batches = len(one.rows) + len(one.overlapping)
-            facts.first_offset, facts.next_offset = one.begin, one.end
-            facts.lacks, facts.damaged_bytes, facts.notes = one.lacks, one.damaged_bytes, one.notes
-    return found
-
-
-def _heard(listener: Listener | None, copy: LogCopy, settings: MergeSettings) -> Survey:
-    with listening(listener) if listener is not None else nullcontext():
-        return survey(copy, settings)
+        return list(pool.map(read, *zip(*readable, strict=True))) if readable else []
 
 
 def _plan(surveys: list[Survey], out: MergedPartition) -> _Decisions:
@@ -180,31 +169,30 @@ def _plan(surveys: list[Survey], out: MergedPartition) -> _Decisions:
         file = one.copy.leader_epochs
         if file is not None and is_of_another_log(one.rows, file):
             path = f"{one.copy.place}/{names.LEADER_EPOCH_CHECKPOINT}"
-            one.notes.append(f"{path}: contradicts the batches beside it; not used")
+            one.facts.notes.append(f"{path}: contradicts the batches beside it; not used")
             file = None
         files.append(file)
     confirmed = confirmed_epochs([one.runs for one in surveys], files)
     chains = [build_chain(one.runs, file, confirmed) for one, file in zip(surveys, files, strict=True)]
     lineage = decide(chains, [one.end for one in surveys], [one.rows for one in surveys])
     out.leader_epochs = lineage.chain.entries
-    streams, sources, counts = [], [], []
+    streams, counts = [], []
     for number, one in enumerate(surveys):
-        lacks = tuple((lack.first, lack.until) for lack in one.lacks)
-        main = Stream(number, one.rows, lineage.truncation[number], lacks)
+        lacks = tuple((lack.first, lack.until) for lack in one.facts.lacks)
+        of_copy = (lineage.truncation[number], lacks, one.copy.segments)
+        main = Stream(number, one.rows, *of_copy, one.segment_rows)
         counts.append(main.find(main.until) if main.until != NO_END else len(one.rows))
         streams.append(main)
-        sources.append(StreamSource(one, one.segment_rows))
         if len(one.overlapping):
-            streams.append(Stream(number, one.overlapping, lineage.truncation[number], lacks))
-            sources.append(StreamSource(one, one.overlapping_rows))
+            streams.append(Stream(number, one.overlapping, *of_copy, one.overlapping_rows))
     order = sorted(range(len(surveys)), key=lambda i: (-counts[i], i))
-    return _Decisions(surveys, lineage, streams, sources, [order.index(i) for i in range(len(surveys))])
+    return _Decisions(surveys, lineage, streams, [order.index(i) for i in range(len(surveys))])
 
 
 def _report_losers(plan: _Decisions, out: MergedPartition) -> None:
     """List batches of losing lineages. Refuse copies that have no batch in common with the winning one."""
     for number, one in enumerate(plan.surveys):
-        facts = _facts(out, one.copy)
+        facts = one.facts
         facts.losing = [lost for stream in plan.streams if stream.copy == number for lost in losing_ranges(stream)]
         first = int(one.rows["base_offset"][0]) if len(one.rows) else NO_END
         if facts.losing and plan.lineage.truncation[number] <= first and _is_another_log(plan, number):
@@ -241,10 +229,6 @@ def _shown(chain: Chain) -> str:
     return ("..., " if len(chain.entries) > 3 else "") + shown
 
 
-def _facts(out: MergedPartition, copy: LogCopy) -> CopyFacts:
-    return next(facts for facts in out.copies if facts.copy == copy.name and facts.path == copy.place)
-
-
 def _report_found(plan: _Decisions, found: ChoiceFindings, out: MergedPartition) -> None:
     for conflict in found.conflicts[:_MOST_NAMED]:
         sides = [plan.surveys[copy].copy.place for copy in conflict.copies]
@@ -256,7 +240,7 @@ def _report_found(plan: _Decisions, found: ChoiceFindings, out: MergedPartition)
     for copy, offsets in found.displaced.items():
         one = plan.surveys[copy]
         shown = ", ".join(map(str, offsets[:5])) + (", ..." if len(offsets) > 5 else "")
-        _facts(out, one.copy).notes.append(
+        one.facts.notes.append(
             f"{one.copy.place}: batches with a wrong base offset, as another copy shows: {shown}; left out"
         )
 
@@ -266,7 +250,7 @@ class _Taken:
 
     def __init__(self, plan: _Decisions, out: MergedPartition) -> None:
         self.plan, self.out = plan, out
-        self.facts = [_facts(out, one.copy) for one in plan.surveys]
+        self.facts = [one.facts for one in plan.surveys]
         self.first: int | None = None
         self.end = 0
         self.last_epoch = -1
@@ -319,7 +303,7 @@ class _Taken:
         if copy == self._primary:
             return "largest"
         best = self.plan.surveys[self._primary]
-        lack = _first_lack(best.lacks, first, last)
+        lack = next((lack for lack in best.facts.lacks if lack.first <= last and first < lack.until), None)
         if lack is not None:
             return "missing" if lack.reason == "missing" else "damaged"
         if first >= self.plan.lineage.truncation[self._primary]:
@@ -366,15 +350,11 @@ class _Taken:
             )
 
 
-def _first_lack(lacks: Sequence[Lack], first: int, last: int) -> Lack | None:
-    return next((lack for lack in lacks if lack.first <= last and first < lack.until), None)
-
-
 def _gaps(plan: _Decisions, begin: int, end: int) -> Ranges:
     """Return the offsets that every copy lacks."""
     held = Ranges()
     for one, until in zip(plan.surveys, plan.lineage.truncation, strict=True):
-        held += without([(one.begin, min(one.end, until))], ((lack.first, lack.until) for lack in one.lacks))
+        held += without([(one.begin, min(one.end, until))], ((lack.first, lack.until) for lack in one.facts.lacks))
     return without([(begin, end)], held)
 
 

@@ -26,7 +26,7 @@ from lastkey.logformat.batches.salvage import Damage, salvage
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, CONTROL_MASK, DELETE_HORIZON_MASK
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.merge.copies import Lack, LogCopy, MergeSettings
+from lastkey.udfs.merge.copies import CopyFacts, Lack, LogCopy, MergeSettings
 from lastkey.udfs.merge.lineage import EpochRun
 from lastkey.udfs.merge.order_kernels import drop_displaced
 from lastkey.udfs.problem import Problem
@@ -74,58 +74,48 @@ class Survey:
     """Sound batches of a copy, and the offsets that it lacks."""
 
     copy: LogCopy
+    facts: CopyFacts  # for the report
     rows: np.ndarray  # BATCH[n], offsets rise
     segment_rows: list[int]  # number of the first row of each segment, and of all rows
     overlapping: np.ndarray  # BATCH[m], offsets rise: behind the base of the next segment
     overlapping_rows: list[int]
-    lacks: list[Lack] = field(default_factory=list)  # by offset
     runs: list[EpochRun] = field(default_factory=list)
     begin: int = 0  # first offset that the copy's files stand for
     end: int = 0  # behind the last one
-    damaged_bytes: int = 0
-    notes: list[str] = field(default_factory=list)
 
 
-def survey(copy: LogCopy, settings: MergeSettings) -> Survey:
+def survey(copy: LogCopy, facts: CopyFacts, settings: MergeSettings) -> Survey:
     """Read all segments of a copy. Damage and unreadable files become what the copy lacks; raises nothing for them."""
     with closing(Rows()) as rows, closing(Rows()) as beyond:
-        return _survey(copy, settings, rows, beyond)
+        return _survey(copy, facts, settings, rows, beyond)
 
 
-def _survey(copy: LogCopy, settings: MergeSettings, rows: Rows, beyond: Rows) -> Survey:
+def _survey(copy: LogCopy, facts: CopyFacts, settings: MergeSettings, rows: Rows, beyond: Rows) -> Survey:
     buffer = ChunkBuffer(settings.chunk_bytes, settings.max_batch_bytes)
-    out = Survey(copy, np.empty(0, BATCH), [0], np.empty(0, BATCH), [0])
-    holes: list[_MissingOffsets] = []
+    out = Survey(copy, facts, np.empty(0, BATCH), [0], np.empty(0, BATCH), [0])
+    lacks: list[Lack] = []
     for number, segment in enumerate(copy.segments):
         following = copy.segments[number + 1].base_offset if number + 1 < len(copy.segments) else None
-        holes += _survey_segment(out, segment, following, buffer, rows, beyond)
+        lacks += _survey_segment(out, segment, following, buffer, rows, beyond)
         out.segment_rows.append(len(rows))
         out.overlapping_rows.append(len(beyond))
     out.rows, out.overlapping = rows.read(), _rising(beyond, out)
+    facts.batches = len(out.rows) + len(out.overlapping)
     if copy.segments:
         last = int(out.rows["last_offset"][-1]) + 1 if len(out.rows) else 0
         out.begin, out.end = copy.segments[0].base_offset, max(last, copy.segments[-1].base_offset)
+    facts.first_offset, facts.next_offset = out.begin, out.end
     out.runs = list(epoch_runs(out.rows))
     thinned = _last_thinned(out)
-    for hole in holes:
-        if hole.until > hole.first and (hole.problem is not None or hole.until > max(copy.cleaned_until, thinned)):
-            reason = "missing" if hole.problem is None else "damaged"
-            reason = "unreadable" if hole.problem is not None and hole.problem.kind == "unreadable" else reason
-            out.lacks.append(Lack(hole.first, hole.until, reason, hole.problem))  # type: ignore[arg-type]
+    lawful = max(copy.cleaned_until, thinned)  # a cleaner made the holes below it
+    facts.lacks = [one for one in lacks if one.until > one.first and (one.reason != "missing" or one.until > lawful)]
     return out
-
-
-@dataclass
-class _MissingOffsets:
-    first: int
-    until: int
-    problem: Problem | None  # None: between two segments
 
 
 def _survey_segment(
     out: Survey, segment: Segment, following: int | None, buffer: ChunkBuffer, rows: Rows, beyond: Rows
-) -> Iterator[_MissingOffsets]:
-    """Add a segment's rows, and yield the holes in it and behind it."""
+) -> Iterator[Lack]:
+    """Add a segment's rows, and yield the offsets that it lacks, in it and behind it."""
     base, first = segment.base_offset, len(rows)
     damages: list[tuple[int, Problem]] = []  # position, what is wrong
     end = 2**63 - 1 if following is None else following
@@ -135,7 +125,7 @@ def _survey_segment(
             for found in salvage(file, segment.path, segment.size_bytes, (base, end), buffer):
                 if isinstance(found, Damage):
                     damages.append((found.position, Problem.of(found.error)))
-                    out.damaged_bytes += found.end - found.position
+                    out.facts.damaged_bytes += found.end - found.position
                 else:
                     legacy = found["base_offset"] < 0
                     found["base_offset"][legacy] = found["last_offset"][legacy]
@@ -145,7 +135,7 @@ def _survey_segment(
     written = rows.read(first)
     kept = _check_order(written, base, end, segment.path, damages, beyond)
     if not kept.all():
-        out.damaged_bytes += int(written["size"][~kept].sum()) if damages else 0
+        out.facts.damaged_bytes += int(written["size"][~kept].sum()) if damages else 0
         _keep(rows, first, written, kept)
     del written  # its file may be shorter than the map now
     sound = rows.read(first)
@@ -196,18 +186,18 @@ def _keep(rows: Rows, first: int, written: np.ndarray, kept: NDArray[np.bool_]) 
 
 def _missing_offsets(
     rows: np.ndarray, base: int, following: int | None, damages: Sequence[tuple[int, Problem]]
-) -> Iterator[_MissingOffsets]:
-    """Yield the holes that damage has made, and the one behind the segment's last batch."""
+) -> Iterator[Lack]:
+    """Yield the offsets that damage has taken, and those behind the segment's last batch."""
     positions, end = rows["position"], 2**63 - 1 if following is None else following
     until = end
     for position, problem in damages:
         at = int(np.searchsorted(positions, position))
         first = int(rows["last_offset"][at - 1]) + 1 if at else base
         until = int(rows["base_offset"][at]) if at < len(rows) else end
-        yield _MissingOffsets(first, until, problem)
+        yield Lack(first, until, "unreadable" if problem.kind == "unreadable" else "damaged", problem)
     last = int(rows["last_offset"][-1]) + 1 if len(rows) else base
     if following is not None and last < following and not (damages and until == end):
-        yield _MissingOffsets(last, following, None)
+        yield Lack(last, following, "missing")
 
 
 def _rising(spool: Rows, out: Survey) -> np.ndarray:
@@ -219,7 +209,9 @@ def _rising(spool: Rows, out: Survey) -> np.ndarray:
     firsts, lasts = (np.ascontiguousarray(rows[name]) for name in ("base_offset", "last_offset"))
     drop_displaced(firsts, lasts, 0, kept, np.empty(len(rows), np.int64))
     n = int((~kept).sum())
-    out.notes.append(f"{out.copy.place}: more than two segments hold the same offsets; {n:,} of their batches left out")
+    out.facts.notes.append(
+        f"{out.copy.place}: more than two segments hold the same offsets; {n:,} of their batches left out"
+    )
     counts = np.concatenate([[0], np.cumsum(kept)])
     out.overlapping_rows = [int(counts[row]) for row in out.overlapping_rows]
     return np.asarray(rows[kept])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,19 +20,11 @@ from lastkey.logformat.layout import BATCH_HEADER, MAX_RELATIVE_OFFSET, MAX_SEGM
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.storage.io_counts import WRITTEN, spend
 from lastkey.logformat.storage.regular_files import RegularFile
-from lastkey.udfs.merge.survey import Survey
+from lastkey.udfs.merge.choose import Stream
 from lastkey.udfs.storage import Root, open_file, open_output, open_root, set_time
 
 _EPOCH = field_offset(BATCH_HEADER, "partition_leader_epoch")
 _PIECE = 8 << 20
-
-
-@dataclass(frozen=True)
-class StreamSource:
-    """Place of the batches of a stream: the segments of a copy, and the first row of each."""
-
-    survey: Survey
-    first_rows: Sequence[int]  # first row of each segment, and the number of all rows
 
 
 class LogWriter:
@@ -43,20 +34,20 @@ class LogWriter:
         self,
         output: Root,
         folder: str,
-        sources: Sequence[StreamSource],
+        streams: Sequence[Stream],
         primary: int,
         segment_bytes: int,
         wrote: Callable[[Segment, int | None], None],
     ) -> None:
         """Begin. wrote: called with each whole segment, and the base offset of the next one, None for the last."""
         self.wrote = wrote
-        self.output, self.folder, self.sources = output, folder, sources
-        own = sources[primary].survey.copy.segments
+        self.output, self.folder, self.streams = output, folder, streams
+        own = next(stream.segments for stream in streams if stream.copy == primary)
         self.bases = np.array([segment.base_offset for segment in own], np.int64)
-        listed = [segment.size_bytes for source in sources for segment in source.survey.copy.segments]
+        listed = [segment.size_bytes for stream in streams for segment in stream.segments]
         self.most_bytes = min(max(segment_bytes, *listed), MAX_SEGMENT_BYTES)
         self.written: list[Segment] = []
-        self._firsts = [np.array(source.first_rows, np.int64) for source in sources]
+        self._firsts = [np.array(stream.first_rows, np.int64) for stream in streams]
         self._end = -1  # last offset written
         self._base = self._size = self._mtime_ms = 0
         self._out: _Output | None = None
@@ -69,7 +60,7 @@ class LogWriter:
         ends = np.concatenate([[self._end], batch["last_offset"][:-1]])  # end of the batch before
         for number, firsts in enumerate(self._firsts):
             mine = np.flatnonzero((rows["stream"] == number) & np.isin(rows["row"], firsts))
-            own = [segment.base_offset for segment in self.sources[number].survey.copy.segments]
+            own = [segment.base_offset for segment in self.streams[number].segments]
             begins[mine] = np.array(own)[np.searchsorted(firsts, rows["row"][mine], "right") - 1] > ends[mine]
         before = np.searchsorted(self.bases, self._end, "right") if self._end >= 0 else -1
         forced = begins | (place != np.concatenate([[before], place[:-1]]))
@@ -97,7 +88,7 @@ class LogWriter:
     def _roll(self, row: np.void) -> None:
         self.finish()
         firsts = self._firsts[row["stream"]]
-        own = self.sources[row["stream"]].survey.copy.segments
+        own = self.streams[row["stream"]].segments
         at = int(np.searchsorted(firsts, row["row"], "right")) - 1
         base = int(row["batch"]["base_offset"])
         names_of = [int(self.bases[i]) for i in [int(np.searchsorted(self.bases, base, "right")) - 1] if i >= 0]
@@ -122,7 +113,7 @@ class LogWriter:
         breaks |= (epochs[1:] >= 0) | (epochs[:-1] >= 0)
         starts = [0, *(np.flatnonzero(breaks) + 1).tolist()]
         for a, b in zip(starts, [*starts[1:], len(rows)], strict=True):
-            of = self.sources[int(rows["stream"][a])].survey.copy.segments[int(segment[a])]
+            of = self.streams[int(rows["stream"][a])].segments[int(segment[a])]
             start, end = int(batch["position"][a]), int(ends[b - 1])
             self._out.copy(of, start, end - start, int(epochs[a]))  # type: ignore[union-attr]  # _roll opened it
             self._mtime_ms = max(self._mtime_ms, of.mtime_ms)

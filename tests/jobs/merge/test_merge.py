@@ -483,13 +483,9 @@ def test_result_does_not_depend_on_the_window_size(tmp_path: Path, monkeypatch: 
     hurt(log(one, 0), 0)
     run_merge([one, other], tmp_path / "large")
     from lastkey.jobs.merge import job
-    from lastkey.udfs.merge.copies import MergeSettings
 
-    class OneBatch(MergeSettings):
-        def __new__(cls, **given: object) -> MergeSettings:  # type: ignore[misc]
-            return MergeSettings(**given | {"window_batches": 1})  # type: ignore[arg-type]
-
-    monkeypatch.setattr(job, "MergeSettings", OneBatch)
+    settings = job._settings
+    monkeypatch.setattr(job, "_settings", lambda *of: replace(settings(*of), window_batches=1))
     run_merge([one, other], tmp_path / "small")
     assert read_tree(tmp_path / "small") == read_tree(tmp_path / "large")
 
