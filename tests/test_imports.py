@@ -87,7 +87,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.compact": set(),
     "udfs.compact.verdicts": set(),
     "udfs.compact.cleaner": {"logformat.layout", "logformat.names", "udfs.compact.verdicts"},
-    "udfs.compact.retention": {"udfs.compact.cleaner"},
+    "udfs.compact.retention": {"udfs.compact.cleaner", "udfs.segments"},
     "udfs.compact.plan": _LOGS | _TASK | {"udfs.compact.cleaner", "udfs.compact.retention"},
     "udfs.yields": {"logformat.jit"},
     "udfs.compact.scan": _LOGS | _HOLES | _RULES | {"udfs.yields"},
@@ -116,7 +116,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.installation": set(),
     "jobs.errors": {"jobs.installation"},
     "jobs.topics": set(),
-    "jobs.command": _BASICS | {"udfs.storage", "udfs.problem", "udfs.compact.retention", "jobs.archive", "jobs.store"},
+    "jobs.command": _BASICS | {"udfs.storage", "udfs.problem", "udfs.segments", "jobs.archive", "jobs.store"},
     "jobs.archive": _BASICS | _TASK,
     "jobs.store": _BASICS
     | {
@@ -125,7 +125,6 @@ FLOORS: dict[str, set[str]] = {
         "udfs.segments",
         "udfs.ranges",
         "udfs.steps",
-        "udfs.compact.retention",
         "udfs.lookup.minutes",
         "udfs.audit.entries",
         "udfs.erased_keys",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import google_crc32c
 import numpy as np
@@ -27,6 +27,22 @@ class ReadFile:
     base_offset: int
     size: int
     checksum: int  # CRC-32C of all its bytes
+
+
+Reason = Literal["log_start", "size", "time"]
+
+
+@dataclass(frozen=True)
+class Expired:
+    """The segments that one rule of retention removed."""
+
+    reason: Reason
+    first: int  # base of the first removed segment
+    until: int  # offset: the rule removed all in [first, until)
+    segments: int
+    records: int  # as headers tell: a compressed batch of magic 0 or 1 counts as one
+    bytes: int
+    bytes_above: int = 0  # reason size: bytes of the log above the high watermark, which the rule counts too
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from lastkey.logformat.storage.io_counts import READ, WRITTEN
 from lastkey.udfs.problem import Problem
 
 if TYPE_CHECKING:
-    from lastkey.udfs.compact.retention import Expired, Reason
+    from lastkey.udfs.segments import Expired, Reason
 
 WIDTH: Final = 80  # columns of a text
 MOST_ROWS: Final = 20  # limit for a table; a longer one shows only rows that tell something

@@ -98,8 +98,6 @@ def _work_through(
         while todo and not outcome.conflict and not stop.is_asked:
             begun, todo = _next_wave(todo, start.options.config.job, outcome.results)
             choice = choose_ways(begun, workers)
-            if start.ends_at is not None:
-                choice = _in_order(choice, begun)
             step("wave planned")
             results, again = _restarted(start, begun, _in_tasks(workers, choice, progress, stop))
             todo += again
@@ -165,15 +163,6 @@ def _cancel(workers: Workers, start: Start, plans: Sequence[PartitionPlan], outc
                     outcome.notes.append(
                         f"{path}: something may still have written there when the run ended; vacuum deletes it"
                     )
-
-
-def _in_order(choice: Ways, plans: Sequence[PartitionPlan]) -> Ways:
-    """Return the same choice, each way in the order of the plans: what time is left goes to those that wait longest."""
-    ranks = {plan.run.folder: rank for rank, plan in enumerate(plans)}
-    one_task, several = (
-        tuple(sorted(of, key=lambda plan: ranks[plan.run.folder])) for of in (choice.one_task, choice.several)
-    )
-    return replace(choice, one_task=one_task, several=several)
 
 
 def _at_work(choice: Ways, outcome: Outcome, cores: int) -> set[Key]:
@@ -275,7 +264,7 @@ def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) ->
 
 @dataclass(frozen=True)
 class Ways:
-    """Partitions of a wave by the way they are taken, the largest first."""
+    """Partitions of a wave by the way they are taken, in the wave's order."""
 
     one_task: tuple[PartitionPlan, ...] = ()
     several: tuple[PartitionPlan, ...] = ()
@@ -283,18 +272,15 @@ class Ways:
 
 def choose_ways(plans: Sequence[PartitionPlan], workers: Workers) -> Ways:
     """Choose how each partition is taken. The plans are of one run: the setting is the same for all."""
-    by_size = tuple(sorted(plans, key=lambda plan: plan.log_bytes)[::-1])
-    split = by_size[0].run.limits.split_by
+    split = plans[0].run.limits.split_by
     if split == "none" or not isinstance(workers, SparkTasks):
-        return Ways(by_size, ())
-    # few bytes are read, or no keys held
-    alone = [p.policy.partial or p.policy.erasing is not None or not p.policy.settings.compacts for p in by_size]
-    partial = tuple(plan for plan, is_alone in zip(by_size, alone, strict=True) if is_alone)
-    rest = tuple(plan for plan, is_alone in zip(by_size, alone, strict=True) if not is_alone)
-    if split == "always":
-        return Ways(partial, rest)
-    n = count_large_partitions([plan.log_bytes for plan in rest], workers.cores)
-    return Ways((*rest[n:], *partial), rest[:n])
+        return Ways(tuple(plans))
+    # the others read few bytes, or hold no keys
+    can_share = [p for p in plans if not p.policy.partial and p.policy.erasing is None and p.policy.settings.compacts]
+    by_size = sorted(can_share, key=lambda plan: -plan.log_bytes)
+    n = len(by_size) if split == "always" else count_large_partitions([p.log_bytes for p in by_size], workers.cores)
+    large = set(map(id, by_size[:n]))
+    return Ways(tuple(p for p in plans if id(p) not in large), tuple(p for p in plans if id(p) in large))
 
 
 def count_large_partitions(sizes: Sequence[int], cores: int) -> int:

@@ -23,8 +23,7 @@ from lastkey.jobs.store.paths import PARTITIONS, RUN_FOLDER, generation_folder
 from lastkey.jobs.topics import Key
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_TOPIC, partition_folder
-from lastkey.udfs.compact.retention import Expired
-from lastkey.udfs.segments import ReadFile
+from lastkey.udfs.segments import Expired, ReadFile
 
 FORMAT = 3  # version of a store's format; 1 and 2 were never released
 INT32 = frozenset({"partition", "last_batch_leader_epoch", "splits"})

@@ -21,7 +21,7 @@ from lastkey.udfs.segments import LastBatch, SideFile
 from lastkey.udfs.storage import Root
 from lastkey.udfs.verify.blocks import Order
 from lastkey.udfs.verify.findings import CheckPlan
-from lastkey.udfs.verify.generation import Expiry, GenerationPlan
+from lastkey.udfs.verify.generation import GenerationPlan
 
 
 def plan_archived(archived: ArchivedPartition, config: Config, *, sealed: bool) -> CheckPlan:
@@ -100,7 +100,7 @@ def plan_generation(
             _began_at(run, archived, start_before),
         ),
         erased=run.dropped_erased if erases else -1,
-        expired=tuple(Expiry(*one) for one in json.loads(run.expired or "[]")),
+        expired=tuple(run.went),
         log_start_known=max(start_before, *_log_starts(archived)) if archived is not None else run.log_start_offset,
         parent=parent,
         parent_log_start_offset=start_before,

@@ -11,10 +11,10 @@ from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer
 from lastkey.logformat.layout import CODEC_NAMES, DEFAULT_LEVELS, MAX_SEGMENT_BYTES, Levels
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.compact.cleaner import CleanableRange, Compression
-from lastkey.udfs.compact.retention import Expired, RetentionLimits
+from lastkey.udfs.compact.retention import RetentionLimits
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import LastBatch, ReadFile, SideFile
+from lastkey.udfs.segments import Expired, LastBatch, ReadFile, SideFile
 
 SplitBy = Literal["auto", "none", "always"]
 Strategy = Literal["offset", "timestamp", "header"]

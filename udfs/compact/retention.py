@@ -7,27 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
 from lastkey.udfs.compact.cleaner import SegmentTimes
+from lastkey.udfs.segments import Expired, Reason
 
-Reason = Literal["log_start", "size", "time"]
 REASONS: Final[tuple[Reason, ...]] = ("log_start", "size", "time")
-
-
-@dataclass(frozen=True)
-class Expired:
-    """The segments that one rule removed."""
-
-    reason: Reason
-    first: int  # base of the first removed segment
-    until: int  # offset: the rule removed all in [first, until)
-    segments: int
-    records: int  # as headers tell: a compressed batch of magic 0 or 1 counts as one
-    bytes: int
-    bytes_above: int = 0  # reason size: bytes of the log above the high watermark, which the rule counts too
 
 
 def summarize_expired(

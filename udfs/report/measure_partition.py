@@ -35,7 +35,7 @@ from lastkey.udfs.compact.cleaner import CleanableRange, Rules
 from lastkey.udfs.compact.compact_partition import clean_all
 from lastkey.udfs.compact.passes import Clock
 from lastkey.udfs.compact.plan import CleanPolicy, Extent, PartitionPlan, PartitionResult
-from lastkey.udfs.compact.retention import Expired, summarize_expired
+from lastkey.udfs.compact.retention import summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.due import collect_times, expired
 from lastkey.udfs.compact.scan.scan_partition import (
@@ -70,7 +70,7 @@ from lastkey.udfs.report.partition_profile import (
     TimeBuckets,
     shown_key,
 )
-from lastkey.udfs.segments import LastBatch, SegmentScan
+from lastkey.udfs.segments import Expired, LastBatch, SegmentScan
 
 _FIRST_SLOTS: Final = 1 << 14
 

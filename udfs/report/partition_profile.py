@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from lastkey.udfs.compact.retention import Expired
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.report.codec_sizes import CodecBytes
+from lastkey.udfs.segments import Expired
 
 MAX_BUCKETS: Final = 1024
 MINUTE_MS: Final = 60_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -15,25 +14,13 @@ from lastkey.logformat.layout import CODEC_NAMES
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
 from lastkey.udfs.problem import Problem, attempt
-from lastkey.udfs.segments import LastBatch, side_checksums
+from lastkey.udfs.segments import Expired, LastBatch, side_checksums
 from lastkey.udfs.storage import open_root, read_file, sizes_in
 from lastkey.udfs.verify.blocks import Order, Side, scan_headers
 from lastkey.udfs.verify.findings import CheckedSegment, CheckPlan, CheckResult, Findings, make_result
 from lastkey.udfs.verify.parent import AllowedDrops, compare
 from lastkey.udfs.verify.partition import check_side
 from lastkey.udfs.verify.transactions import open_transactions
-
-
-class Expiry(NamedTuple):
-    """Segments that a rule of retention deleted, as the run says."""
-
-    reason: str  # log_start, size, time
-    first: int
-    until: int
-    segments: int
-    records: int
-    bytes: int
-    bytes_above: int = 0  # by size: of the log above the high watermark, which counted
 
 
 @dataclass(frozen=True)
@@ -57,7 +44,7 @@ class GenerationPlan:
     retention_exact: bool = False
     by: Order = Order()  # rule that chooses the record of a key to keep
     erased: int = -1  # records of erased keys that went; -1: the run did not erase
-    expired: tuple[Expiry, ...] = ()
+    expired: tuple[Expired, ...] = ()
     log_start_known: int = 0  # highest log start that DeleteRecords can have set, by archive and parent generation
     parent: tuple[Segment, ...] = ()  # segments of the parent that still exist
     parent_log_start_offset: int = 0
@@ -145,7 +132,7 @@ def _check_end(plan: GenerationPlan, findings: Findings) -> None:
 
 def _check_retention(plan: GenerationPlan, findings: Findings) -> None:
     """Check the deletions that the run reports for retention against its settings and the remaining segments."""
-    until = {reason: end for reason, _, end, *_ in plan.expired}
+    until = {one.reason: one.until for one in plan.expired}
     if until.get("log_start", 0) > plan.log_start_known:
         said = f"DeleteRecords to delete offsets below {plan.log_start_known} only, as far as the archive shows"
         _add(findings, plan.side.name, said, f"offsets below {until['log_start']} deleted")
@@ -242,7 +229,7 @@ def _compare_with_parent(plan: GenerationPlan, findings: Findings) -> int:
         _add(findings, side.name, expected, f"a log cleaned up to offset {plan.end_offset}")
     if plan.log_start_offset < plan.parent_log_start_offset:
         _add(findings, side.name, f"a log start of at least {plan.parent_log_start_offset}", str(plan.log_start_offset))
-    until = {reason: end for reason, _, end, *_ in plan.expired}
+    until = {one.reason: one.until for one in plan.expired}
     written = plan.retention_exact or plan.erased >= 0
     exact_until = max((row.next_offset for row in plan.manifest if row.cleaned and written), default=0)
     end = max(plan.end_offset, exact_until, *until.values())

@@ -19,9 +19,9 @@ from lastkey.logformat.side_files.producer_state import ProducerState
 from lastkey.udfs.compact import cleaner
 from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules, SegmentTimes
 from lastkey.udfs.compact.plan import CleanedLog, Extent, PartitionPlan, PartitionResult
-from lastkey.udfs.compact.retention import Reason, expired_segments, may_take_any
+from lastkey.udfs.compact.retention import expired_segments, may_take_any
 from lastkey.udfs.held_back import HeldBack
-from lastkey.udfs.segments import SegmentScan
+from lastkey.udfs.segments import Reason, SegmentScan
 
 
 def collect_times(sources: Sequence[SegmentScan]) -> SegmentTimes:
