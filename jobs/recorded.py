@@ -26,7 +26,7 @@ from lastkey.jobs.command.reporting import JobReport
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.errors import USAGE
 from lastkey.jobs.store.folders import check_no_links
-from lastkey.jobs.store.job_rows import killed_row
+from lastkey.jobs.store.history import killed_row
 from lastkey.jobs.store.leases import Lease
 from lastkey.jobs.store.paths import AUDIT_READS, CHECKPOINTS, PARTITIONS, RUNS
 from lastkey.jobs.store.rows import JobRow

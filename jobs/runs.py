@@ -16,7 +16,7 @@ from lastkey.jobs.command.reporting import JobReport, TextTable, counted
 from lastkey.jobs.command.store_options import RunsOptions
 from lastkey.jobs.errors import DONE
 from lastkey.jobs.store.generations import open_store
-from lastkey.jobs.store.job_rows import job_rows, killed_row
+from lastkey.jobs.store.history import job_rows, killed_row
 from lastkey.jobs.store.leases import list_leases
 from lastkey.jobs.store.paths import RUNS
 from lastkey.jobs.store.rows import JobRow, RunRow

@@ -44,7 +44,7 @@ from lastkey.logformat.listing import Segment
 from lastkey.logformat.search.segment_search import SearchableSegment
 from lastkey.logformat.side_files import offset_index, time_index
 from lastkey.udfs.hole_kernels import last_thinned
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, gap
 from lastkey.udfs.segments import Behind, ListedLog, Traces
 from lastkey.udfs.storage import cached_place, cached_root, log_file, read_file
 
@@ -109,11 +109,6 @@ def missing_below(first: int, last: int, orphan: str | None, epochs: str, hint: 
         f"a first segment at {last + 1}",
         f"if remote storage has the beginning, put its folder into the archive; else {hint}",
     )
-
-
-def gap(path: str, expected: str, found: str, hint: str, position: int = 0) -> Problem:
-    """Return a gap as a Problem."""
-    return Problem("gap", path, position, expected, found, hint=hint, state="gap")
 
 
 def indexed_end(segment: Segment, end_position: int, end_offset: int, next_base_offset: int) -> int:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, TypeVar
 
-from lastkey.logformat.errors import LogFormatError, stopped
+from lastkey.logformat.errors import NO_POSITION, LogFormatError, stopped
 
-ANOTHER_LOG: Final = "topic recreated, archive rolled back or converted, or another cluster: --reset starts over"
+_ANOTHER_LOG: Final = "topic recreated, archive rolled back or converted, or another cluster: --reset starts over"
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,16 @@ class Problem:
 
     def __str__(self) -> str:
         return LogFormatError.__str__(self)  # type: ignore[arg-type]  # of kinds too that no error has: reindex's
+
+
+def gap(path: str, expected: str, found: str, hint: str, position: int = 0) -> Problem:
+    """Return a gap as a Problem."""
+    return Problem("gap", path, position, expected, found, hint=hint, state="gap")
+
+
+def another_log(path: str, expected: str, found: str, position: int = NO_POSITION, base_offset: int = -1) -> Problem:
+    """Return the problem of an archive that is not the log that the last generation was made of."""
+    return Problem("changed", path, position, expected, found, base_offset, _ANOTHER_LOG, "diverged")
 
 
 R = TypeVar("R")

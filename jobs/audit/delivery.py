@@ -28,7 +28,7 @@ from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.spark.workers import SparkTasks
 from lastkey.jobs.store.audits import audit_secret
-from lastkey.jobs.store.job_rows import job_rows
+from lastkey.jobs.store.history import job_rows
 from lastkey.jobs.store.paths import AUDIT_DELIVERIES, table_folder
 from lastkey.jobs.store.rows import JobRow
 from lastkey.jobs.topics import Key

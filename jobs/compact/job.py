@@ -265,9 +265,7 @@ def _read_store(
         check_not_lost(state.root)
     _check_one_archive(options, archive.root.uri, checkpoints)
     missing = _missing(options, listing, state, checkpoints)
-    generations = {
-        key: (checkpoints[key].generation, checkpoints[key].run_id) for key in archive.partitions if key in checkpoints
-    }
+    generations = [checkpoints[key] for key in archive.partitions if key in checkpoints]
     manifests = state.manifests(generations) if generations else {}
     return Start(uuid.uuid4().hex, options, listing, state, checkpoints, manifests, missing, erasures, ends_at)
 

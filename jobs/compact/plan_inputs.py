@@ -43,7 +43,7 @@ from lastkey.udfs.compact.plan import (
     RunContext,
 )
 from lastkey.udfs.erased_keys import content_id
-from lastkey.udfs.problem import ANOTHER_LOG, Problem
+from lastkey.udfs.problem import Problem, another_log, gap
 from lastkey.udfs.segments import LastBatch, SideFile, cleaner_checkpoint, side_checksums
 from lastkey.udfs.storage import open_root
 
@@ -207,7 +207,7 @@ def _missing_segment_problem(
         if not end.size_bytes and end.base_offset < checkpoint.next_offset:
             expected = f"a log that reaches offset {checkpoint.next_offset}, as generation {checkpoint.generation} did"
             ends = f"one that ends at {end.base_offset}"
-            return Problem("changed", end.path, 0, expected, ends, hint=ANOTHER_LOG, state="diverged")
+            return another_log(end.path, expected, ends, 0)
     listed = {s.base_offset: s for s in archived.segments}
     last = max(listed, default=-1)
     for segment in theirs:
@@ -216,19 +216,15 @@ def _missing_segment_problem(
             continue
         if listed_segment is None and segment.next_offset <= log_start:
             continue  # retention took it
-        gap = listed_segment is None and last > segment.base_offset  # else the log ends before the generation does
-        return Problem(
-            "gap" if gap else "changed",
-            segment.path,
-            0,
-            f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
-            "no such file" if listed_segment is None else f"{listed_segment.size_bytes}",
-            state="gap" if gap else "diverged",
-            hint=f"bring the file back{_from_remote(archived)}, or --reset (with --set gaps=accept if a hole is left) "
-            "to start over from what the archive holds"
-            if gap
-            else ANOTHER_LOG,
+        expected = f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}"
+        found = "no such file" if listed_segment is None else f"{listed_segment.size_bytes}"
+        if listed_segment is not None or last < segment.base_offset:  # the log ends before the generation does
+            return another_log(segment.path, expected, found, 0)
+        hint = (
+            f"bring the file back{_from_remote(archived)}, or --reset (with --set gaps=accept if a hole is left) to "
+            "start over from what the archive holds"
         )
+        return gap(segment.path, expected, found, hint)
     return None
 
 
@@ -242,15 +238,16 @@ def refilled_gap_problem(archived: ArchivedPartition, checkpoint: Checkpoint, ga
     them.
     """
     bases = [s.base_offset for s in archived.segments]
-    for gap in gaps:
-        inside = archived.segments[bisect_left(bases, gap.first) : bisect_right(bases, gap.last)]
-        before = bisect_left(bases, gap.before)
-        cleaned = (archived.cleaner_checkpoint or 0) > gap.last  # by the archive's broker, which joins segments
+    for hole in gaps:
+        inside = archived.segments[bisect_left(bases, hole.first) : bisect_right(bases, hole.last)]
+        before = bisect_left(bases, hole.before)
+        cleaned = (archived.cleaner_checkpoint or 0) > hole.last  # by the archive's broker, which joins segments
         for s in [*archived.segments[before : before + 1], *inside]:
-            grown = s.base_offset == gap.before and s.size_bytes > gap.size and not cleaned
-            if grown or (gap.first <= s.base_offset <= gap.last and s.size_bytes > 0):
+            grown = s.base_offset == hole.before and s.size_bytes > hole.size and not cleaned
+            if grown or (hole.first <= s.base_offset <= hole.last and s.size_bytes > 0):
                 return _reappeared(
-                    s, f"no offsets from {gap.first} to {gap.last}, as when generation {checkpoint.generation} was made"
+                    s,
+                    f"no offsets from {hole.first} to {hole.last}, as when generation {checkpoint.generation} was made",
                 )
     return None
 
@@ -273,7 +270,7 @@ def _earlier_segment_problem(
 def _reappeared(s: Segment, expected: str) -> Problem:
     found = f"{s.size_bytes} bytes from offset {s.base_offset} on"
     hint = "what was missing has come back: --reset to start over from what the archive holds"
-    return Problem("gap", s.path, 0, expected, found, state="gap", hint=hint)
+    return gap(s.path, expected, found, hint)
 
 
 def _identity_problem(archived: ArchivedPartition, checkpoint: Checkpoint) -> Problem | None:
@@ -282,10 +279,7 @@ def _identity_problem(archived: ArchivedPartition, checkpoint: Checkpoint) -> Pr
         ("cluster id", checkpoint.cluster_id, archived.cluster_id),
     ):
         if expected_id is not None and archive_id is not None and expected_id != archive_id:
-            expected = f"{what} {expected_id}"
-            return Problem(
-                "changed", archived.path, NO_POSITION, expected, archive_id, hint=ANOTHER_LOG, state="diverged"
-            )
+            return another_log(archived.path, f"{what} {expected_id}", archive_id)
     return None
 
 
@@ -312,16 +306,14 @@ def _gap_problem(
     """Return the problem if the archive's first segment lies `after` the end of the generation, and none before it."""
     if not after or after[0].first_offset <= max(covered, log_start) or archived.segments[0].base_offset < covered:
         return None
-    return Problem(
-        "gap",
+    return gap(
         archived.path,
-        NO_POSITION,
         f"offsets from {covered} on, where generation {checkpoint.generation} ends",
         f"a first segment at {after[0].first_offset}",
-        state="gap",
-        hint=f"{_forward(checkpoint)}bring the missing segments back{_from_remote(archived)}; or --set gaps=accept "
+        f"{_forward(checkpoint)}bring the missing segments back{_from_remote(archived)}; or --set gaps=accept "
         "if they are known to be lost, and the generation continues with the next offsets; or --reset to start "
         "over from what the archive holds",
+        NO_POSITION,
     )
 
 

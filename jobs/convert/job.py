@@ -33,7 +33,7 @@ from lastkey.jobs.errors import CONVERT_FULL, NOT_EMPTY
 from lastkey.jobs.restore.choose_generations import check_files, choose, list_apart
 from lastkey.jobs.restore.job import convert_settings, generation_checkpoints
 from lastkey.jobs.spark.engine import chosen_engine, workers
-from lastkey.jobs.store.generations import load_manifests, open_store
+from lastkey.jobs.store.generations import open_store
 from lastkey.logformat import names
 from lastkey.logformat.errors import is_full
 from lastkey.logformat.listing import Segment
@@ -161,7 +161,7 @@ def _plan_store(options: ConvertOptions, uri: str, output: str) -> _Plan:
     store = tables.root
     check_apart(Place("--output", output), Place("the store", store.uri))
     targets = choose(tables, options.topics, None)
-    manifests = load_manifests(tables, targets)
+    manifests = tables.manifests(targets)
     archives = {t.archive_uri: open_root(normal_uri(t.archive_uri)) for t in targets}
     list_apart(open_root(output), archives, RestoreOptions(uri, output, config=options.config, topics=options.topics))
     side_files = check_files(tables, store, archives, targets, manifests)

@@ -15,7 +15,6 @@ from lastkey.jobs.errors import NO_GENERATION, UsageError
 from lastkey.jobs.store.generations import (
     file_names,
     list_generations,
-    load_manifests,
     open_store,
     readable_at,
     snapshots,
@@ -43,7 +42,7 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     wanted = {key: row for key, row in current.items() if options.selection.partition(*key)}
     options.selection.check((topic for topic, _ in current), f"the store {store.uri}", some=bool(wanted))
     generations = list(wanted.values()) if options.generation is None else _at(state, wanted, options.generation)
-    manifests = load_manifests(state, generations)
+    manifests = state.manifests(generations)
     archive = normal_uri(options.paths[0]) if options.paths else None
     return [
         generation_partition(store, one, manifests[one.key], archive)

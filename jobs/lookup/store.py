@@ -8,7 +8,6 @@ from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.store.generations import (
     file_names,
-    load_manifests,
     nobody_has,
     open_store,
     readable_at,
@@ -39,7 +38,7 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     if not checkpoints_by_key and options.generation is not None:
         raise nobody_has(options.generation)
     generations = [checkpoint for _, checkpoint in sorted(checkpoints_by_key.items())]
-    manifests = load_manifests(tables, generations)
+    manifests = tables.manifests(generations)
     plans = []
     for checkpoint in generations:
         folder = checkpoint.folder

@@ -29,7 +29,7 @@ from lastkey.jobs.report.page import render_page
 from lastkey.jobs.report.several import SeveralArchives, check_distinct, match_stores, short_names
 from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.spark.engine import each
-from lastkey.jobs.store.generations import load_manifests, open_store
+from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import Key, select_topics
 from lastkey.logformat.listing import Segment
@@ -149,7 +149,7 @@ def _read_store(
         for run in chain
         if run.reset
     ]
-    return wanted, load_manifests(state, wanted.values())
+    return wanted, state.manifests(wanted.values())
 
 
 def plan_profiles(begun: _Begun, options: ReportOptions) -> Iterable[ProfilePlan]:

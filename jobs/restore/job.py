@@ -46,7 +46,7 @@ from lastkey.jobs.restore.copy_files import check_checksum, compute_checksum, co
 from lastkey.jobs.restore.left_out import left_out
 from lastkey.jobs.restore.report import TRANSACTION_STATE, RestoredPartition, RestoreReport, advice
 from lastkey.jobs.restore.topic_ids import GivenTopic, is_beyond_topic, read_topic_ids
-from lastkey.jobs.store.generations import load_manifests, open_store
+from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
@@ -92,7 +92,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     report = RestoreReport(output.uri)
     targets = _targets(tables, options, report.notes)
     topic_ids = read_topic_ids(options.topic_ids, {target.topic for target in targets})
-    manifests = load_manifests(tables, targets)
+    manifests = tables.manifests(targets)
     archives = _archives(options, targets)
     listed = list_apart(output, archives, options)
     if options.full_clean and (cleaned := clean_first(tables, options, targets, manifests, progress)):
@@ -101,7 +101,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
         report.work = cleaned.work
         report.seconds["clean"] = cleaned.seconds["total"]
         targets = choose(tables, options.topics, None)
-        manifests = load_manifests(tables, targets)
+        manifests = tables.manifests(targets)
         archives |= _archives(options, targets)
     side_files = check_files(tables, tables.root, archives, targets, manifests)
     report.notes += before_resets(tables, targets) if options.generation or options.as_of is not None else []

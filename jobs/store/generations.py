@@ -22,7 +22,6 @@ from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
-from lastkey.logformat.listing import Segment
 from lastkey.udfs.storage import Root, exists, sizes_in
 
 _AT_ONCE: Final = 8  # partitions
@@ -112,11 +111,6 @@ def readable_at(root: Root, current: Mapping[Key, Checkpoint], generation: int) 
     for key, row in readable.items():
         check_nothing_comes_back(row, current[key])
     return readable
-
-
-def load_manifests(tables: State, generations: Iterable[Checkpoint]) -> dict[Key, list[Segment]]:
-    """Return the segments of generations, by partition, each list by base offset."""
-    return tables.manifests({one.key: (one.generation, one.run_id) for one in generations})
 
 
 def nobody_has(generation: int) -> UsageError:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
@@ -24,15 +24,13 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import DAMAGED_TABLE, NO_GENERATION, ConflictError, UsageError
 from lastkey.jobs.store import rows, table
-from lastkey.jobs.store.exclusive import check_exclusive
+from lastkey.jobs.store.exclusive import LOCK_SECONDS, check_exclusive, local_lock
 from lastkey.jobs.store.folders import Run, check_no_archive, check_no_links, check_not_inside
-from lastkey.jobs.store.local_lock import LOCK_SECONDS, local_lock
 from lastkey.jobs.store.manifests import read_manifests
 from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, generation_folder, table_folder
 from lastkey.jobs.store.rows import Checkpoint, PartitionState, RunRow
 from lastkey.jobs.store.table import Change, Held, Version
 from lastkey.jobs.topics import Key
-from lastkey.logformat import names
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.storage import Root, normal_uri, open_root
 
@@ -81,18 +79,16 @@ class State:
         ]
         return {(row.topic, row.partition): row for row in states}
 
-    def manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
-        """Return the segments of many partitions' (generation, run id), each list by base offset. Raise
-        NO_GENERATION if those of a partition are not known any more.
+    def manifests(self, wanted: Iterable[Checkpoint]) -> dict[Key, list[Segment]]:
+        """Return the segments of generations, by partition, each list by base offset. Raise NO_GENERATION if those of a
+        partition are not known any more.
         """
-        runs = self.read_segments([(key, *run) for key, run in wanted.items()])
+        by_key = {row.key: row for row in wanted}
+        runs = self.read_segments([(row.key, row.generation, row.run_id) for row in by_key.values()])
         segments_by_key = {run[0]: segments for run, segments in runs.items()}
-        for key in wanted.keys() - segments_by_key.keys():
-            raise NO_GENERATION(
-                partition=names.partition_folder(*key), found=wanted[key][0],
-                reason="its folder has no manifest that can be read",
-                expected="another generation",
-            )  # fmt: skip
+        for row in (by_key[key] for key in by_key.keys() - segments_by_key.keys()):
+            reason, expected = "its folder has no manifest that can be read", "another generation"
+            raise NO_GENERATION(partition=row.name, found=row.generation, reason=reason, expected=expected)
         return segments_by_key
 
     def read_segments(self, runs: Collection[Run]) -> dict[Run, list[Segment]]:

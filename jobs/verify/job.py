@@ -23,7 +23,6 @@ from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import (
     checkpoint_at,
     list_generations,
-    load_manifests,
     nobody_has,
     open_store,
 )
@@ -120,7 +119,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
     checkpoints = select_topics(options.topics, current)
     commits = _commits(options, store, checkpoints, report)
-    manifests = load_manifests(tables, (commit.checkpoint for commit in commits.values()))
+    manifests = tables.manifests(commit.checkpoint for commit in commits.values())
     parents = read_manifests(store, [commit.parent for commit in commits.values() if not commit.run.reset])
     runs = {key: commit.run for key, commit in commits.items()}
     uris = {_choose_archive(options, r) for r in runs.values()}

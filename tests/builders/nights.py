@@ -62,7 +62,7 @@ class Nights:
     def rows(self) -> list[Segment]:
         state = self.lab().state()
         at = state.checkpoints()[KEY]
-        return state.manifests({KEY: (at.generation, at.run_id)})[KEY]
+        return state.manifests([at])[KEY]
 
     def checked(self) -> list[Batch]:
         """Return the generation's batches, after a look at every key of the archive."""

@@ -177,7 +177,7 @@ def test_store_without_read_ranges_needs_all_segments(lab, capsys):
     state = lab.state()
     (row,) = state.checkpoints().values()
     (run,) = state.histories()["t", 0]
-    segments = state.manifests({row.key: (row.generation, row.run_id)})[row.key]
+    segments = state.manifests([row])[row.key]
     new = {"generation": 2, "run_id": "2" * 32}
     back = {"back_to": 1, "back_to_run_id": row.run_id}
     told = {"generation_before": 1, "generation_after": 2, "parent_run_id": run.run_id, "run_id": new["run_id"]}

@@ -20,7 +20,7 @@ from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.errors import CONFLICT, DONE, PROBLEMS, USAGE
 from lastkey.jobs.store import history, writing
-from lastkey.jobs.store.job_rows import job_rows, killed_row
+from lastkey.jobs.store.history import job_rows, killed_row
 from lastkey.jobs.store.rows import JobRow
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.store.writing import append_job_rows

@@ -21,7 +21,7 @@ from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.reporting import duration
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
-from lastkey.jobs.store.job_rows import job_rows
+from lastkey.jobs.store.history import job_rows
 from lastkey.jobs.store.tables import open_state
 from lastkey.udfs.audit.committed import CommitsRead, gather, partition_for
 from lastkey.udfs.audit.group_records import OffsetCommit

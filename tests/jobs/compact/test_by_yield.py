@@ -84,7 +84,7 @@ def _run_drawn(root: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     lab = once.lab(root / "at once")
     lab.run(START_MS + 10 * DAY)
     at = lab.state().checkpoints()[KEY]
-    rows = lab.state().manifests({KEY: (at.generation, at.run_id)})[KEY]
+    rows = lab.state().manifests([at])[KEY]
     kept, expected = last_records(fully, 2**63), last_records(lab.batches(rows), 2**63)
     live = {key: one for key, one in expected.items() if one[1] is not None}
     assert {key: one for key, one in kept.items() if one[1] is not None} == live
@@ -109,7 +109,7 @@ def test_random_runs_without_tombstones_equal_one_full_run(tmp_path: Path, seed:
 def _logs(lab: Lab) -> dict[str, bytes]:
     """Return the logs of t-0's current generation by name."""
     at = lab.state().checkpoints()[KEY]
-    rows = lab.state().manifests({KEY: (at.generation, at.run_id)})[KEY]
+    rows = lab.state().manifests([at])[KEY]
     return {lab.path(row).name: lab.path(row).read_bytes()[: row.size_bytes] for row in rows}
 
 

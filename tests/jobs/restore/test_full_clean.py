@@ -29,7 +29,7 @@ def lab(tmp_path: Path) -> Lab:
 
 def _rows(lab: Lab) -> list[Segment]:
     at = lab.state().checkpoints()[KEY]
-    return lab.state().manifests({KEY: (at.generation, at.run_id)})[KEY]
+    return lab.state().manifests([at])[KEY]
 
 
 def _cleaner_checkpoint(output: Path) -> dict[tuple[str, int], int]:

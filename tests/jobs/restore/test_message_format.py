@@ -18,7 +18,8 @@ from lastkey.jobs.errors import OTHER_FORMAT
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.restore.choose_generations import choose
 from lastkey.jobs.restore.report import RestoreReport
-from lastkey.jobs.store.generations import load_manifests, open_store
+from lastkey.jobs.store.generations import open_store
+from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.jobs.verify import job as verify
 from lastkey.logformat.listing import Segment
@@ -109,7 +110,7 @@ def test_manifest_names_segments_to_convert_to_magic_2(
     newer = as_v3(archive, tmp_path / "newer")
     stored(newer, tmp_path, now_ms)
     tables = open_store(str(tmp_path / "store"))
-    rows = [row for rows in load_manifests(tables, choose(tables, EVERY_TOPIC, None)).values() for row in rows]
+    rows = [row for rows in tables.manifests(choose(tables, EVERY_TOPIC, None)).values() for row in rows]
     for row in rows:
         root = tmp_path / "store" if row.root == "store" else newer
         assert row.magics == list_magics((root / row.path).read_bytes()[: row.size_bytes])
@@ -125,10 +126,12 @@ def test_manifest_names_segments_to_convert_to_magic_2(
     restored = restore.run(RestoreOptions(str(tmp_path / "store"), str(tmp_path / "told")), Silent())
     assert not walked
 
-    def older(*given: Any) -> dict[Any, list[Segment]]:
-        return {key: [replace(row, magics=None) for row in rows] for key, rows in load_manifests(*given).items()}
+    manifests = State.manifests
 
-    monkeypatch.setattr(restore, "load_manifests", older)
+    def older(*given: Any) -> dict[Any, list[Segment]]:
+        return {key: [replace(row, magics=None) for row in rows] for key, rows in manifests(*given).items()}
+
+    monkeypatch.setattr(State, "manifests", older)
     again = restore.run(RestoreOptions(str(tmp_path / "store"), str(tmp_path / "walked")), Silent())
     assert len(walked) == len(rows)
     assert read_tree(tmp_path / "walked") == read_tree(tmp_path / "told") == read_tree(tmp_path / "out")

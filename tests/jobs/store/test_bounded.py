@@ -10,7 +10,7 @@ import pytest
 
 from lastkey.jobs.errors import ConflictError
 from lastkey.jobs.store import history, table, writing
-from lastkey.jobs.store.job_rows import job_rows
+from lastkey.jobs.store.history import job_rows
 from lastkey.jobs.store.old_versions import forget
 from lastkey.jobs.store.paths import parse_run_folder
 from lastkey.jobs.store.rows import Checkpoint, JobRow, RunRow, runs_to_arrow

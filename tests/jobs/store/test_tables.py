@@ -113,7 +113,7 @@ def test_rows_that_name_files_outside_the_store_are_refused(state, kind, values)
     changed = dataclasses.replace(first, **values)
     writing.commit_wave(state, [dataclasses.replace(made, **{kind: [changed] if kind == "segments" else changed})])
     reads = {
-        "segments": (state.current, lambda: state.manifests({made.key: (1, R1)})),
+        "segments": (state.current, lambda: state.manifests([made.checkpoint])),
         "checkpoint": (state.current, state.checkpoints, state.histories),
     }
     for read in reads[kind]:
@@ -162,7 +162,7 @@ def test_commits_are_read_as_written(state):
     assert state.histories()["t", 0][0] == second.run
     assert state.histories(["other"]) == {}
     with raises_kind(NO_GENERATION, match="its folder has no manifest"):
-        state.manifests({("t", 0): (3, R3)})
+        state.manifests([dataclasses.replace(second.checkpoint, generation=3, run_id=R3)])
 
 
 def test_repeated_commit_of_a_wave_changes_nothing(state):

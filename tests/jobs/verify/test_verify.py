@@ -287,4 +287,4 @@ def test_beginning_removed_after_the_run_is_no_problem(tmp_path: Path) -> None:
 def _rows(lab: Lab) -> list[Segment]:
     state = lab.state()
     (row,) = state.checkpoints().values()
-    return state.manifests({row.key: (row.generation, row.run_id)})[row.key]
+    return state.manifests([row])[row.key]

@@ -34,8 +34,8 @@ from lastkey.udfs.compact.plan import Extent, Gap, PartitionPlan, PartitionResul
 from lastkey.udfs.compact.scan.due import may_expire, unread_result, with_first
 from lastkey.udfs.compact.scan.facts_files import scan_by_facts
 from lastkey.udfs.compact.scan.scan_segment import scan_segment
-from lastkey.udfs.holes import ACCEPT_HINT, Hole, gap, indexed_end, missing, missing_below
-from lastkey.udfs.problem import ANOTHER_LOG, Problem
+from lastkey.udfs.holes import ACCEPT_HINT, Hole, indexed_end, missing, missing_below
+from lastkey.udfs.problem import Problem, another_log, gap
 from lastkey.udfs.segments import LastBatch, SegmentScan
 from lastkey.udfs.storage import open_root, opened
 
@@ -187,30 +187,16 @@ def _check_continues(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
 def _check_last_batch(plan: PartitionPlan, last_batch: LastBatch) -> None:
     noted_batch = plan.input.generation.last_batch
     if noted_batch.base_offset >= 0 and last_batch != noted_batch:
-        raise LogFormatError(
-            "changed",
-            plan.name,
-            NO_POSITION,
-            f"{noted_batch} before offset {plan.input.generation.next_offset}",
-            f"{last_batch}",
-            hint=ANOTHER_LOG,
-            state="diverged",
-        )
+        expected = f"{noted_batch} before offset {plan.input.generation.next_offset}"
+        raise another_log(plan.name, expected, f"{last_batch}").as_error()
 
 
 def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, log_end: int) -> LastBatch:
     """Raise LogFormatError unless this is still the log that the last generation was made of. Return its last batch."""
     if plan.input.generation.next_offset is not None:
         if log_end < plan.input.generation.next_offset:
-            raise LogFormatError(
-                "changed",
-                plan.name,
-                NO_POSITION,
-                f"a log that reaches offset {plan.input.generation.next_offset}, as the last generation did",
-                f"one that ends at {log_end}",
-                hint=ANOTHER_LOG,
-                state="diverged",
-            )
+            expected = f"a log that reaches offset {plan.input.generation.next_offset}, as the last generation did"
+            raise another_log(plan.name, expected, f"one that ends at {log_end}").as_error()
         marked = [  # skip our own files: their last batch may be rebuilt
             scan.marked_batch
             for scan, segment in zip(scans, plan.input.segments, strict=False)

@@ -48,7 +48,7 @@ from lastkey.udfs.compact.plan import CleanSettings
 from lastkey.udfs.compact.scan import scan_kernels as k
 from lastkey.udfs.compact.scan.scan_kernels import SMALLEST_BATCH
 from lastkey.udfs.holes import NOT_KNOWN, thinned_offset
-from lastkey.udfs.problem import ANOTHER_LOG, Problem
+from lastkey.udfs.problem import Problem, another_log
 from lastkey.udfs.segments import TXN_BATCH, LastBatch, ScannedChunk, SegmentScan
 from lastkey.udfs.storage import open_root, opened
 
@@ -234,16 +234,9 @@ def _cut(file: Any, segment: Segment, buffer: ChunkBuffer) -> int:
     read_exactly(file, listed.path, tail.position, first)
     base = int.from_bytes(first.tobytes(), "big")
     if tail.reached_end_offset and base < segment.from_offset:
-        raise LogFormatError(
-            "changed",
-            listed.path,
-            tail.position,
-            f"a batch that begins at offset {segment.from_offset}, where the last generation ends, or later",
-            f"one that begins at {base} and ends above that",
-            base_offset=base,
-            hint=ANOTHER_LOG,
-            state="diverged",
-        )
+        expected = f"a batch that begins at offset {segment.from_offset}, where the last generation ends, or later"
+        found = f"one that begins at {base} and ends above that"
+        raise another_log(listed.path, expected, found, tail.position, base).as_error()
     return tail.position
 
 

@@ -20,6 +20,7 @@ from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, TXN_INDEX_EN
 from lastkey.logformat.side_files import transaction_index
 from lastkey.udfs.compact.plan import Gap, PartitionPlan
 from lastkey.udfs.compact.scan.scan_kernels import NONE, replay
+from lastkey.udfs.problem import gap
 from lastkey.udfs.segments import TXN_BATCH, SegmentScan, SideFile, read_side_file
 
 # Data batches of one epoch whose marker is lost: a batch of another epoch comes before the next marker.
@@ -265,22 +266,20 @@ def check_ends_known(
     """
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans)])
     rows = rows[rows["last_offset"] >= plan.input.log_start_offset]
-    lost = sorted((gap for gap in gaps if gap.lost), key=lambda gap: gap.first)
-    first, last = np.array([(gap.first, gap.last) for gap in lost], np.int64).reshape(-1, 2).T
+    lost = sorted((hole for hole in gaps if hole.lost), key=lambda hole: hole.first)
+    first, last = np.array([(hole.first, hole.last) for hole in lost], np.int64).reshape(-1, 2).T
     undecided = possibly_ended_in(rows, first, last) if len(rows) else np.empty(0, np.int64)
     undecided = undecided[undecidable_rows(rows[undecided], end, denied_batches)]
     if len(undecided):
         batch = rows[undecided[0]]
-        gap = lost[int(np.searchsorted(first, batch["last_offset"], "right"))]
-        raise LogFormatError(
-            "gap",
+        hole = lost[int(np.searchsorted(first, batch["last_offset"], "right"))]
+        raise gap(
             plan.name,
-            NO_POSITION,
             f"the end of the transaction of producer {int(batch['producer_id'])} at offset {int(batch['base_offset'])}",
-            f"no segment with offsets {gap.first} to {gap.last}, where it may have been",
-            state="gap",
-            hint="the outcome of the transaction is unknown: bring the missing file back, or leave this topic out",
-        )
+            f"no segment with offsets {hole.first} to {hole.last}, where it may have been",
+            "the outcome of the transaction is unknown: bring the missing file back, or leave this topic out",
+            NO_POSITION,
+        ).as_error()
 
 
 def note_undecided(scans: Sequence[SegmentScan], transactions: np.ndarray, notes: list[str]) -> None:
