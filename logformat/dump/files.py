@@ -26,7 +26,7 @@ from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
 from lastkey.logformat.dump import indexes as dump_indexes
 from lastkey.logformat.dump import lines as text
 from lastkey.logformat.dump.findings import DumpFindings
-from lastkey.logformat.dump.indexes import IndexFindings
+from lastkey.logformat.dump.indexes import IndexedLog, IndexFindings
 from lastkey.logformat.dump.log import LogFindings, LogOptions, log_lines
 from lastkey.logformat.errors import LogFormatError, readable, stopped, without_frames
 from lastkey.logformat.primitives.java_text import joined_bytes
@@ -264,7 +264,7 @@ def _index_file(file: DumpFile, kind: str, options: DumpOptions, findings: DumpF
     is_offset = kind == names.INDEX
     columns_of = dump_indexes.offset_index_columns if is_offset else dump_indexes.time_index_columns
     with _open_log(file, of) as log:
-        columns = columns_of(data, base, path, log, of, file.max_batch_bytes)
+        columns = columns_of(data, IndexedLog(base, path, log, of, file.max_batch_bytes))
     if not options.verify_index_only:
         yield _entries(shown, "offsetIndex" if is_offset else "timeIndex", columns, options)
     elif options.as_json:  # the tool's lines about them come at the end, on stderr

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lastkey.logformat.dump.indexes import IndexFindings, Pairs
+from lastkey.logformat.dump.indexes import CONTRADICTIONS, IndexFindings
 from lastkey.logformat.dump.log import LogFindings
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.java_text import joined_bytes
@@ -43,10 +43,7 @@ class DumpFindings:
     @property
     def n_mismatches(self) -> int:
         """Index entries that contradict their log."""
-        return sum(
-            len(of.mismatches) + len(of.wrong_timestamps) + len(of.out_of_order) + len(of.not_found)
-            for of in self.indexes.values()
-        )
+        return sum(len(pairs) for of in self.indexes.values() for pairs in of.pairs.values())
 
     def add(self, other: DumpFindings) -> None:
         """Add the findings of other files."""
@@ -77,24 +74,13 @@ class DumpFindings:
         return (*lines, *(f"problem: {problem}" for problem in self.all_problems))
 
     def _pairs(self) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
-        for path, of in self.indexes.items():
-            yield f"Mismatches in :{path}", "  Index offset: {}, log offset: {}", _rising(_array(of.mismatches))
-        for path, of in self.indexes.items():
-            form = "  Index timestamp: {}, log timestamp: {}"
-            yield f"Found timestamp mismatch in :{path}", form, _array(of.wrong_timestamps)
-        for path, of in self.indexes.items():
-            form = "  Index timestamp: {}, Previously indexed timestamp: {}"
-            yield f"Found out of order timestamp in :{path}", form, _array(of.out_of_order)
-        for path, of in self.indexes.items():
-            form = "Indexed offset: {}, found log offset: {}"
-            yield f"The following indexed offsets are not found in :{path}", form, _array(of.not_found)
+        for kind, (_, title, form) in CONTRADICTIONS.items():
+            for path, of in self.indexes.items():
+                pairs = of.pairs[kind]
+                yield title.format(path), form, _rising(pairs) if kind == "offsetMismatch" else pairs
         for path, log in self.logs.items():
-            gaps = np.concatenate([_array([]), *log.not_consecutive])
+            gaps = np.concatenate([np.empty((0, 2), np.int64), *log.not_consecutive])
             yield f"Non-consecutive offsets in {path}", "  {} is followed by {}", _rising(gaps)
-
-
-def _array(pairs: Pairs) -> NDArray[np.int64]:
-    return np.array(pairs, np.int64).reshape(-1, 2)
 
 
 def _rising(pairs: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -16,88 +16,127 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from lastkey.logformat.batches.chunks import Chunk
 from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, NO_TIMESTAMP, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from lastkey.logformat.names import LOG
 from lastkey.logformat.schemas import RECORDS, select
-from lastkey.logformat.side_files import checkpoints, offset_index, time_index, transaction_index
+from lastkey.logformat.side_files import checkpoints, transaction_index
 from lastkey.logformat.storage.regular_files import LogFile
 
-Pairs = list[tuple[int, int]]
 Columns = dict[str, Any]  # numpy or Arrow
 _TIME: Final = select(RECORDS, ["timestamp_ms"])
+
+# Kind of a contradiction -> its columns in JSON, the tool's title, its line
+CONTRADICTIONS: Final = {
+    "offsetMismatch": (
+        ("indexOffset", "logOffset"), "Mismatches in :{}", "  Index offset: {}, log offset: {}",
+    ),  # -1 in the log: no batch begins there
+    "timestampMismatch": (
+        ("indexTimestamp", "logTimestamp"), "Found timestamp mismatch in :{}",
+        "  Index timestamp: {}, log timestamp: {}",
+    ),
+    "timestampOutOfOrder": (
+        ("indexTimestamp", "previousTimestamp"), "Found out of order timestamp in :{}",
+        "  Index timestamp: {}, Previously indexed timestamp: {}",
+    ),
+    "offsetNotFound": (
+        ("indexOffset", "logOffset"), "The following indexed offsets are not found in :{}",
+        "Indexed offset: {}, found log offset: {}",
+    ),  # -1 in the log: behind its end
+}  # fmt: skip
 
 
 @dataclass
 class IndexFindings:
-    """Findings that the tool prints at its end for one index; pairs are in its order."""
+    """Findings that the tool prints at its end for one index."""
 
-    mismatches: Pairs = field(default_factory=list)  # offset in the index, in the log (-1: no batch begins there)
-    wrong_timestamps: Pairs = field(default_factory=list)  # in the index, in the log
-    out_of_order: Pairs = field(default_factory=list)  # timestamp, the one before it
-    not_found: Pairs = field(default_factory=list)  # offset in the index, in the log (-1: behind its end)
+    pairs: dict[str, NDArray[np.int64]] = field(  # int64[n, 2] by CONTRADICTIONS: in the index, in the log
+        default_factory=lambda: dict.fromkeys(CONTRADICTIONS, np.empty((0, 2), np.int64))
+    )
     problems: list[LogFormatError] = field(default_factory=list)
+
+    def take(self, kind: str, wrong: NDArray[np.bool_], index: NDArray[np.int64], log: NDArray[np.int64]) -> None:
+        """Note the entries (bool[n] of int64[n]) that contradict the log, in their order."""
+        self.pairs[kind] = np.column_stack([index[wrong], log[wrong]])
 
     def contradictions(self) -> Iterator[tuple[str, Columns]]:
         """Yield the entries that contradict the log as columns, by kind; what the log does not have is null."""
-        for kind, pairs, names in (
-            ("offsetMismatch", self.mismatches, ("indexOffset", "logOffset")),
-            ("timestampMismatch", self.wrong_timestamps, ("indexTimestamp", "logTimestamp")),
-            ("timestampOutOfOrder", self.out_of_order, ("indexTimestamp", "previousTimestamp")),
-            ("offsetNotFound", self.not_found, ("indexOffset", "logOffset")),
-        ):
-            index, log = np.array(pairs, np.int64).reshape(-1, 2).T
+        for kind, (names, _, _) in CONTRADICTIONS.items():
+            index, log = self.pairs[kind].T
             if len(index):
                 yield kind, {names[0]: index, names[1]: pa.array(log, mask=(log < 0) & (names[1] == "logOffset"))}
 
 
-def offset_index_columns(
-    data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings, max_batch_bytes: int
-) -> Columns:
+@dataclass(frozen=True)
+class IndexedLog:
+    """An index to compare, and its log."""
+
+    base_offset: int
+    path: str  # of the index
+    file: Any  # open pyarrow file of the `.log`; None skips the comparison
+    findings: IndexFindings
+    max_batch_bytes: int
+
+    def chunks(self, reader: LogReader) -> Iterator[Chunk]:
+        """Yield the batches of the log as far as it can be read."""
+        log = LogFile.opened(self.file, f"{self.path.rpartition('.')[0]}.{LOG}")
+        try:
+            yield from reader.chunks(log, check_crc=False)
+        except LogFormatError as error:
+            self.findings.problems.append(error)
+
+    def entries(self, data: bytes, dtype: np.dtype[np.void]) -> Columns:
+        """Return the fields of the stored entries that the tool reads: those before the first of relative offset 0,
+        other than entry 0. Offsets are absolute. A torn last entry is a problem.
+        """
+        torn = len(data) % dtype.itemsize
+        if torn:
+            position, expected = len(data) - torn, f"entries of {dtype.itemsize} bytes"
+            self.findings.problems.append(
+                LogFormatError("index", self.path, position, expected, f"{torn} bytes at the end")
+            )
+        stored = np.frombuffer(data, dtype, len(data) // dtype.itemsize)
+        stop = np.flatnonzero(stored["relative_offset"][1:] == 0)
+        stored = stored[: stop[0] + 1] if len(stop) else stored
+        columns = {name: stored[name].astype(np.int64) for name in dtype.names or ()}
+        columns["offset"] = columns.pop("relative_offset") + self.base_offset
+        return columns
+
+
+def offset_index_columns(data: bytes, log: IndexedLog) -> Columns:
     """Return the columns of a `.index`, compared with its log.
 
     Zeros at the end are left out, except a first entry of zeros. With a log, entries that point behind its end are left
-    out too, as a problem. log: open pyarrow file of the `.log`; None skips the comparison.
+    out too, as a problem.
     """
-    stored = _stored(_whole(data, OFFSET_INDEX_ENTRY.itemsize, path, findings), OFFSET_INDEX_ENTRY)
-    entries = np.empty(len(stored), offset_index.ENTRY)
-    entries["offset"] = stored["relative_offset"].astype(np.int64) + base_offset
-    entries["position"] = stored["position"]
-    if log is not None and len(entries):
-        entries = _within(entries, log.size(), path, findings)
-        headers = _headers(log, path, findings, max_batch_bytes)
-        found = _log_offsets(headers, entries["position"])
-        wrong = (found != entries["offset"]) | (found < 0)  # an entry can say -1 too
-        findings.mismatches += zip(entries["offset"][wrong].tolist(), found[wrong].tolist(), strict=True)
-    return {"offset": entries["offset"], "position": entries["position"]}
+    entries = log.entries(data, OFFSET_INDEX_ENTRY)
+    offset, position = entries["offset"], entries["position"]
+    if log.file is not None and len(offset):
+        within = _within(position, log)
+        offset, position = offset[within], position[within]
+        rows = [
+            np.empty(0, BATCH),
+            *(c.batches.copy() for c in log.chunks(LogReader(max_batch_bytes=log.max_batch_bytes))),
+        ]
+        found = _log_offsets(np.concatenate(rows), position)
+        log.findings.take("offsetMismatch", (found != offset) | (found < 0), offset, found)  # an entry can say -1 too
+    return {"offset": offset, "position": position}
 
 
-def _stored(data: bytes, dtype: Any) -> NDArray[np.void]:
-    """Return the entries that the tool reads: those before the first of relative offset 0, other than entry 0."""
-    stored = np.frombuffer(data, dtype)
-    stop = np.flatnonzero(stored["relative_offset"][1:] == 0)
-    return stored[: stop[0] + 1] if len(stop) else stored
-
-
-def _within(entries: NDArray[np.void], log_bytes: int, path: str, findings: IndexFindings) -> NDArray[np.void]:
-    """Return offset_index.ENTRY[n] without positions behind the log's end; report the first of those as a problem."""
-    behind = np.flatnonzero(entries["position"] >= log_bytes)
+def _within(position: NDArray[np.int64], log: IndexedLog) -> NDArray[np.bool_]:
+    """Return bool[n], which positions are not behind the log's end; report the first of the others as a problem."""
+    size = log.file.size()
+    behind = np.flatnonzero(position >= size)
     if len(behind):
         first = int(behind[0])
-        found = f"the end of the log at byte {log_bytes}"
+        found = f"the end of the log at byte {size}"
         found += f"; {len(behind)} entries point past it" if len(behind) > 1 else ""
-        findings.problems.append(
-            LogFormatError(
-                "index",
-                path,
-                first * OFFSET_INDEX_ENTRY.itemsize,
-                f"a batch at byte {entries['position'][first]} of the log",
-                found,
-            )
-        )
-    return np.delete(entries, behind)
+        expected, at = f"a batch at byte {position[first]} of the log", first * OFFSET_INDEX_ENTRY.itemsize
+        log.findings.problems.append(LogFormatError("index", log.path, at, expected, found))
+    return np.asarray(position < size)
 
 
 def _log_offsets(headers: NDArray[np.void], positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -108,45 +147,31 @@ def _log_offsets(headers: NDArray[np.void], positions: NDArray[np.int64]) -> NDA
     return np.where(headers["position"][at] == positions, headers["last_offset"][at], -1)
 
 
-def time_index_columns(
-    data: bytes, base_offset: int, path: str, log: Any, findings: IndexFindings, max_batch_bytes: int
-) -> Columns:
+def time_index_columns(data: bytes, log: IndexedLog) -> Columns:
     """Return the columns of a `.timeindex`, as `offset_index_columns` does."""
-    stored = _stored(_whole(data, TIME_INDEX_ENTRY.itemsize, path, findings), TIME_INDEX_ENTRY)
-    entries = np.empty(len(stored), time_index.ENTRY)
-    entries["timestamp"] = stored["timestamp"]
-    entries["offset"] = stored["relative_offset"].astype(np.int64) + base_offset
-    if log is not None and len(entries):
-        _verify_times(entries, log, path, findings, max_batch_bytes)
-    return {"timestamp": entries["timestamp"], "offset": entries["offset"]}
+    entries = log.entries(data, TIME_INDEX_ENTRY)
+    offset, timestamp = entries["offset"], entries["timestamp"]
+    if log.file is not None and len(offset):
+        last_offset, largest = _largest_timestamps(log, offset)
+        row = np.searchsorted(last_offset, offset)
+        ends, times = np.append(last_offset, -1)[row], np.append(largest, NO_TIMESTAMP)[row]
+        exact = (ends == offset) & (ends >= 0)  # an entry can say -1 too
+        before = np.concatenate([[NO_TIMESTAMP], timestamp[:-1]])
+        log.findings.take("offsetNotFound", ~exact, offset, ends)
+        log.findings.take("timestampMismatch", exact & (times != timestamp), timestamp, times)
+        log.findings.take("timestampOutOfOrder", exact & (before >= timestamp), timestamp, before)
+    return {"timestamp": timestamp, "offset": offset}
 
 
-def _verify_times(
-    entries: NDArray[np.void], log: Any, path: str, findings: IndexFindings, max_batch_bytes: int
-) -> None:
-    last_offset, largest = _largest_timestamps(log, path, entries["offset"], findings, max_batch_bytes)
-    row = np.searchsorted(last_offset, entries["offset"])
-    ends, times = np.append(last_offset, -1)[row], np.append(largest, NO_TIMESTAMP)[row]
-    exact = (ends == entries["offset"]) & (ends >= 0)  # an entry can say -1 too
-    findings.not_found += zip(entries["offset"][~exact].tolist(), ends[~exact].tolist(), strict=True)
-    wrong = exact & (times != entries["timestamp"])
-    findings.wrong_timestamps += zip(entries["timestamp"][wrong].tolist(), times[wrong].tolist(), strict=True)
-    before = np.concatenate([[NO_TIMESTAMP], entries["timestamp"][:-1]])
-    falls = exact & (before >= entries["timestamp"])
-    findings.out_of_order += zip(entries["timestamp"][falls].tolist(), before[falls].tolist(), strict=True)
-
-
-def _largest_timestamps(
-    log: Any, path: str, offsets: NDArray[np.int64], findings: IndexFindings, max_batch_bytes: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _largest_timestamps(log: IndexedLog, offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the last offset of every batch, and the largest timestamp of its records.
 
     Only batches that end at one of `offsets` are decoded; others, and batches without records, have timestamp -1.
     """
     ends, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    reader = LogReader(max_batch_bytes=max_batch_bytes)
+    reader = LogReader(max_batch_bytes=log.max_batch_bytes)
     try:
-        for chunk in reader.chunks(_open_log(log, path), check_crc=False):
+        for chunk in log.chunks(reader):
             ends.append(chunk.batches["last_offset"].copy())
             largest = np.full(len(chunk.batches), NO_TIMESTAMP)
             times.append(largest)
@@ -158,8 +183,8 @@ def _largest_timestamps(
                     )
                     first = run.bodies["first_span"][filled]
                     largest[run.first + filled] = np.maximum.reduceat(of_records, first)
-    except LogFormatError as error:
-        findings.problems.append(error)
+    except LogFormatError as error:  # of a body
+        log.findings.problems.append(error)
     return np.concatenate(ends), np.concatenate(times)
 
 
@@ -186,29 +211,3 @@ def offset_checkpoint_columns(data: bytes, path: str) -> Columns:
         "partition": pa.array([partition for (_, partition), _ in offsets], pa.int32()),
         "offset": pa.array([offset for _, offset in offsets], pa.int64()),
     }
-
-
-def _whole(data: bytes, entry: int, path: str, findings: IndexFindings) -> bytes:
-    torn = len(data) % entry
-    if torn:
-        position = len(data) - torn
-        findings.problems.append(
-            LogFormatError("index", path, position, f"entries of {entry} bytes", f"{torn} bytes at the end")
-        )
-    return data[: len(data) - torn]
-
-
-def _open_log(file: Any, path: str) -> LogFile:
-    """Return the open `.log` beside an index; path: of the index, as everywhere in this module."""
-    return LogFile.opened(file, f"{path.rpartition('.')[0]}.{LOG}")
-
-
-def _headers(log: Any, path: str, findings: IndexFindings, max_batch_bytes: int) -> NDArray[np.void]:
-    """Return BATCH[n] of the whole log, as far as it can be read."""
-    rows, reader = [np.empty(0, BATCH)], LogReader(max_batch_bytes=max_batch_bytes)
-    try:
-        for chunk in reader.chunks(_open_log(log, path), check_crc=False):
-            rows.append(chunk.batches.copy())
-    except LogFormatError as error:
-        findings.problems.append(error)
-    return np.concatenate(rows)

@@ -134,32 +134,20 @@ def _kraft_records(records: Any) -> Any:
 
 TIMESTAMP_TYPES: Final = ("NoTimestampType", "CreateTime", "LogAppendTime")  # by timestampType + 1
 _SEQUENCES: Final = 2**31
-_EMPTY: Final = "OptionalLong.empty"
 
 
 def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
     """Return the lines of layout.BATCH[n]; valid: bool[n], whether the checksum fits."""
-    b = batches
-    v2 = b["magic"] >= 2
-    attributes = b["attributes"]
-    base_sequence, last_sequence = _sequences(b)
-    horizon = joined("OptionalLong[", b["base_timestamp"], "]")
-    parts = (
-        "baseOffset: ", b["base_offset"], " lastOffset: ", b["last_offset"], " count: ", b["records_count"],
-        " baseSequence: ", base_sequence, " lastSequence: ", last_sequence,
-        " producerId: ", b["producer_id"], " producerEpoch: ", b["producer_epoch"],
-        " partitionLeaderEpoch: ", b["partition_leader_epoch"],
-        " isTransactional: ", attributes & TRANSACTIONAL_MASK != 0, " isControl: ", attributes & CONTROL_MASK != 0,
-        " deleteHorizonMs: ", pc.if_else(pa.array(attributes & DELETE_HORIZON_MASK != 0), horizon, _EMPTY),
-    )  # fmt: skip
-    of_v2 = joined(*parts)
-    first = of_v2 if v2.all() else pc.if_else(pa.array(v2), of_v2, joined("offset: ", b["last_offset"]))
-    shown = (
-        first, " position: ", b["position"], " ", look_up_names(TIMESTAMP_TYPES, _timestamp_type(b) + 1), ": ",
-        b["max_timestamp"], " size: ", b["size"], " magic: ", b["magic"], " compresscodec: ",
-        look_up_names(CODEC_NAMES, attributes & CODEC_MASK), " crc: ", b["crc"], " isvalid: ", valid,
-    )  # fmt: skip
-    return joined(*shown)
+    columns = batch_columns(batches, valid)
+    columns["deleteHorizonMs"] = _optional(columns["deleteHorizonMs"])
+    names, v2 = list(columns), batches["magic"] >= 2
+    at = names.index("position")
+    first = field_lines({name: columns[name] for name in names[1:at]})
+    if not v2.all():
+        first = pc.if_else(pa.array(v2), first, joined("offset: ", batches["last_offset"]))
+    kind, timestamp = columns["timestampType"], columns["maxTimestamp"]
+    rest = field_lines({name: columns[name] for name in names[at + 3 :]})
+    return joined(first, " position: ", columns["position"], " ", kind, ": ", timestamp, " ", rest)
 
 
 def field_lines(columns: Mapping[str, Any]) -> Any:
@@ -193,13 +181,16 @@ def snapshot_columns(entries: NDArray[np.void]) -> dict[str, Any]:
 def snapshot_lines(entries: NDArray[np.void]) -> Any:
     """Return the lines of producer_snapshot.ENTRY[n]; the line of a producer without a batch ends early."""
     columns = snapshot_columns(entries)
-    first = columns["currentTxnFirstOffset"]
-    opened = joined("OptionalLong[", pc.fill_null(first, 0), "]")
-    columns["currentTxnFirstOffset"] = pc.if_else(pc.is_valid(first), opened, _EMPTY)
+    columns["currentTxnFirstOffset"] = _optional(columns["currentTxnFirstOffset"])
     of_batch = {name: columns.pop(name) for name in list(columns)[5:]}
     known = pc.is_valid(of_batch["lastOffset"])
     batch = field_lines({name: pc.fill_null(column, 0) for name, column in of_batch.items()})
     return joined(field_lines(columns), where(known, joined(" ", batch)))
+
+
+def _optional(numbers: Any) -> Any:
+    """Return numbers as Java shows an OptionalLong."""
+    return pc.coalesce(joined("OptionalLong[", numbers, "]"), "OptionalLong.empty")
 
 
 def record_lines(

@@ -78,10 +78,10 @@ def test_index_entry_without_a_timestamp_is_accepted(tmp_path):
     index.write_bytes(struct.pack(">ii", -1, 7))
     times.write_bytes(struct.pack(">qi", -1, -1))
     _, findings = dumped(index)
-    assert findings.indexes[str(index)].mismatches == [(-1, -1)]
+    assert findings.indexes[str(index)].pairs["offsetMismatch"].tolist() == [[-1, -1]]
     (tmp_path / "00000000000000000000.log").write_bytes(b"")
     _, findings = dumped(times)
-    assert findings.indexes[str(times)].not_found == [(-1, -1)]
+    assert findings.indexes[str(times)].pairs["offsetNotFound"].tolist() == [[-1, -1]]
 
 
 def test_batch_that_is_read_twice_is_reported_once(tmp_path):
