@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 NO_POSITION: Final = -1  # position in an error about a partition or a folder
 _LOG = logging.getLogger(__name__)
@@ -54,6 +54,12 @@ class LogFormatError(Exception):
     def __reduce__(self) -> tuple[object, ...]:  # pickled with every field, for other processes
         again = partial(LogFormatError, base_offset=self.base_offset, hint=self.hint, state=self.state)
         return again, (self.kind, self.path, self.position, self.expected, self.found)
+
+
+def batch_error(kind: str, path: str, batch: Any, expected: str, found: str, *, hint: str = "") -> LogFormatError:
+    """Return the LogFormatError for a batch, a layout.BATCH row: its position is where the batch begins."""
+    base = int(batch["base_offset"])
+    return LogFormatError(kind, path, int(batch["position"]), expected, found, base_offset=base, hint=hint)
 
 
 def unreadable(path: str, error: OSError, position: int = 0) -> LogFormatError:
@@ -123,25 +129,15 @@ def _stopped(error: Exception, name: str) -> LogFormatError:
         path, position = (str(error.filename), 0) if error.filename else (name, NO_POSITION)
         return LogFormatError("unwritable", path, position, "a file that can be written", _describe(error))
     if isinstance(error, MemoryError):
-        return LogFormatError(
-            "memory",
-            name,
-            NO_POSITION,
-            "enough memory for this work",
-            str(error) or "none left",
-            hint="give it more memory, or lower chunk.bytes and max.decompressed.batch.bytes",
-        )
+        expected, found = "enough memory for this work", str(error) or "none left"
+        hint = "give it more memory, or lower chunk.bytes and max.decompressed.batch.bytes"
+        return LogFormatError("memory", name, NO_POSITION, expected, found, hint=hint)
     _LOG.error("%s: unexpected, please report this:", name, exc_info=error)
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join(f" in {frame.name}, line {frame.lineno} of {frame.filename.rpartition('/')[2]}" for frame in last)
-    return LogFormatError(
-        "defect",
-        name,
-        NO_POSITION,
-        "no internal error",
-        f"{type(error).__name__}: {error}{where}",
-        hint="please report this with the traceback in the log; its output was not used",
-    )
+    found = f"{type(error).__name__}: {error}{where}"
+    hint = "please report this with the traceback in the log; its output was not used"
+    return LogFormatError("defect", name, NO_POSITION, "no internal error", found, hint=hint)
 
 
 def _describe(error: OSError) -> str:

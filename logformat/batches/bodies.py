@@ -17,7 +17,7 @@ from lastkey.logformat.batches import span_kernels as record_kernels
 from lastkey.logformat.batches.body_kernels import ONE_BY_ONE, enter_unpacked, lay_bodies, lay_spans
 from lastkey.logformat.batches.chunks import Chunk
 from lastkey.logformat.batches.span_kernels import BODY, MIN_RECORD_SIZE, SPAN, Run
-from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.errors import LogFormatError, batch_error
 from lastkey.logformat.layout import CODEC_MASK
 from lastkey.logformat.primitives.codec import (
     MANY_A_CALL,
@@ -34,6 +34,17 @@ from lastkey.logformat.primitives.zstd_kernels import DONE
 
 SOFT_BYTES: Final = 8 << 20  # decompressed bytes worked on at once; tuned: with 32 MiB lz4 and zstd take 3 % longer
 
+# status of decode_records -> kind, expected, found
+_PROBLEMS: Final = {
+    record_kernels.BAD_VARINT: (
+        "varint", "a varint of at most 5 (varlong: 10) bytes inside the record",
+        "one that is too long, or runs past it",
+    ),
+    record_kernels.BAD_RECORD: ("record", "fields that fill the record's length", "fields that do not"),
+    record_kernels.BAD_OFFSETS: (
+        "offsets", "offset deltas that rise, up to the batch's last", "one that does not rise, or is above it",
+    ),
+}  # fmt: skip
 _USUAL_RATIO: Final = 8  # most bodies decompress to less
 _MANY: Final = np.isin(np.arange(CODEC_MASK + 1), MANY_A_CALL)  # bool[8], by codec
 
@@ -256,14 +267,8 @@ class BodyLoader:
         n, lying = lay_spans(bodies, wanted)
         if lying >= 0:
             body, batch = bodies[lying], batches[lying]
-            raise LogFormatError(
-                "count",
-                chunk.path,
-                int(batch["position"]),
-                f"at most {int(body['end'] - body['start']) // MIN_RECORD_SIZE} records, by its bytes",
-                f"{int(body['n_records'])} in its header",
-                base_offset=int(batch["base_offset"]),
-            )
+            expected = f"at most {int(body['end'] - body['start']) // MIN_RECORD_SIZE} records, by its bytes"
+            raise batch_error("count", chunk.path, batch, expected, f"{int(body['n_records'])} in its header")
         if n > len(self._spans):
             self._spans = np.empty(max(n, 2 * len(self._spans)), SPAN)
         run = Run(first, batches, wanted, bodies, self._spans[:n], chunk.raw, self._scratch.array)
@@ -287,13 +292,10 @@ def _check_first_offsets(chunk: Chunk, wanted: np.ndarray, bodies: np.ndarray, f
     begin = bodies["base_offset"][wrappers]
     wrong = np.flatnonzero(begin <= previous)
     if len(wrong):
-        batch, i = batches[part][wrappers[wrong[0]]], int(wrong[0])
-        raise LogFormatError(
-            "offsets",
-            chunk.path,
-            int(batch["position"]),
-            f"a first record at offset {int(previous[i]) + 1} or more",
-            f"one at {int(begin[i])} in the compressed batch that ends at {int(batch['last_offset'])}",
+        batch, i = batches[part][wrappers[wrong[0]]], int(wrong[0])  # without a base offset
+        found = f"one at {int(begin[i])} in the compressed batch that ends at {int(batch['last_offset'])}"
+        raise batch_error(
+            "offsets", chunk.path, batch, f"a first record at offset {int(previous[i]) + 1} or more", found
         )
 
 
@@ -301,31 +303,11 @@ def _problem(chunk: Chunk, batch: np.void, body: np.void, status: int, where: in
     """Return the error for a status of decode_records; its position is a byte of this batch, never behind it."""
     path = chunk.path
     if status == record_kernels.BAD_COUNT:
-        left = int(body["end"]) - where
-        return LogFormatError(
-            "count",
-            path,
-            int(batch["position"]),
-            f"{int(body['n_records'])} records that fill the batch",
-            f"{left} bytes after them" if left else "fewer",
-            base_offset=int(batch["base_offset"]),
-        )
-    kind, expected, found = {
-        record_kernels.BAD_VARINT: (
-            "varint",
-            "a varint of at most 5 (varlong: 10) bytes inside the record",
-            "one that is too long, or runs past it",
-        ),
-        record_kernels.BAD_RECORD: ("record", "fields that fill the record's length", "fields that do not"),
-        record_kernels.BAD_OFFSETS: (
-            "offsets",
-            "offset deltas that rise, up to the batch's last",
-            "one that does not rise, or is above it",
-        ),
-    }[status]
+        left, expected = int(body["end"]) - where, f"{int(body['n_records'])} records that fill the batch"
+        return batch_error("count", path, batch, expected, f"{left} bytes after them" if left else "fewer")
+    kind, expected, found = _PROBLEMS[status]
     if body["in_scratch"]:
-        position = int(batch["position"])
         found = f"{found}, in the record at byte {where - int(body['start'])} of the decompressed body"
-    else:
-        position = chunk.position + where
-    return LogFormatError(kind, path, position, expected, found, base_offset=int(batch["base_offset"]))
+        return batch_error(kind, path, batch, expected, found)
+    base_offset = int(batch["base_offset"])
+    return LogFormatError(kind, path, chunk.position + where, expected, found, base_offset=base_offset)

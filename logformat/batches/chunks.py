@@ -111,14 +111,8 @@ def check_batch_size(size: int, limit: int, path: str, position: int, base_offse
 
 def too_large(size: int, limit: int, path: str, position: int, base_offset: int) -> LogFormatError:
     """Return the error for a batch above the limit."""
-    return LogFormatError(
-        "bomb",
-        path,
-        position,
-        f"a batch of at most {limit} bytes (max.decompressed.batch.bytes)",
-        f"{size}",
-        base_offset=max(base_offset, -1),
-    )
+    expected = f"a batch of at most {limit} bytes (max.decompressed.batch.bytes)"
+    return LogFormatError("bomb", path, position, expected, f"{size}", base_offset=max(base_offset, -1))
 
 
 def fitting(batches: np.ndarray, limit: int) -> int:
@@ -256,40 +250,32 @@ def check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarr
 
     Raise LogFormatError kind "name", "overlap" or "relative_offset".
     """
-    first = int(batches["base_offset"][0]) if batches["base_offset"][0] >= 0 else int(batches["last_offset"][0])
+    check_first_offset(path, base, batches[0])
     last = int(batches["last_offset"][-1])
-    if first < base:
-        raise LogFormatError(
-            "name",
-            path,
-            int(batches["position"][0]),
-            f"offsets from {base} on, as its name says",
-            f"{first}",
-            base_offset=first,
-        )
     if next_base is not None and last >= next_base:
         i = int(np.searchsorted(batches["last_offset"], next_base))
         row = batches[i]
         raise overlap(path, next_base, int(row["position"]), int(row["last_offset"]), int(row["base_offset"]))
     if last - base > MAX_RELATIVE_OFFSET:
         i = int(np.searchsorted(batches["last_offset"], base + MAX_RELATIVE_OFFSET, "right"))
-        raise LogFormatError(
-            "relative_offset",
-            path,
-            int(batches["position"][i]),
+        position, found = int(batches["position"][i]), f"{int(batches['last_offset'][i])}"
+        expected, hint = (
             f"offsets up to {base + MAX_RELATIVE_OFFSET}",
-            f"{int(batches['last_offset'][i])}",
-            hint="let a broker split the segment by loading it once",
+            "let a broker split the segment by loading it once",
         )
+        raise LogFormatError("relative_offset", path, position, expected, found, hint=hint)
+
+
+def check_first_offset(path: str, base: int, batch: Any) -> None:
+    """Raise kind "name" if the first batch of a segment, a BATCH row, begins below the segment's base."""
+    # the first offset of a compressed batch of magic 0 or 1 is not known yet; its last one must do
+    first = int(batch["base_offset"] if batch["base_offset"] >= 0 else batch["last_offset"])
+    if first < base:
+        position, expected = int(batch["position"]), f"offsets from {base} on, as its name says"
+        raise LogFormatError("name", path, position, expected, f"{first}", base_offset=first)
 
 
 def overlap(path: str, next_base: int, position: int, last: int, base_offset: int = -1) -> LogFormatError:
     """Return the error for a batch that reaches into the next segment."""
-    return LogFormatError(
-        "overlap",
-        path,
-        position,
-        f"offsets below {next_base}, where the next segment begins",
-        f"{last}",
-        base_offset=base_offset,
-    )
+    expected = f"offsets below {next_base}, where the next segment begins"
+    return LogFormatError("overlap", path, position, expected, f"{last}", base_offset=base_offset)

@@ -114,10 +114,7 @@ def _find_value(raw: NDArray[np.uint8], key_length: int, end: int, place: BatchP
         raise _problem(legacy_kernels.BAD_FIELD, place)
     (size,) = _I32.unpack_from(raw.data, value - 4)
     if size < 0:
-        path, position, offset, _ = place
-        raise LogFormatError(
-            "compressed", path, position, "a compressed value", "a message without value", base_offset=offset
-        )
+        raise place.error("compressed", "a compressed value", "a message without value")
     if value + size > end:
         raise _problem(legacy_kernels.BAD_FIELD, place)
     return value, value + size
@@ -125,4 +122,4 @@ def _find_value(raw: NDArray[np.uint8], key_length: int, end: int, place: BatchP
 
 def _problem(status: int, place: BatchPlace, where: str = "") -> LogFormatError:
     kind, expected, found = _PROBLEMS[status]
-    return LogFormatError(kind, place.path, place.position, expected, found + where, base_offset=place.base_offset)
+    return place.error(kind, expected, found + where)

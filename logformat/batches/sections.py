@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lastkey.logformat.batches import section_kernels as kernels
 from lastkey.logformat.batches.chunks import Chunk
 from lastkey.logformat.batches.section_kernels import SECTIONS
-from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.errors import batch_error
 from lastkey.logformat.primitives.codec import BatchPlace, Scratch, decompress_into
 
 # Sections of a batch: are headers and payloads compressed? Start and end of the headers, and of the payloads.
@@ -96,8 +96,7 @@ def write_records(chunk: Chunk, unpacked: Unpacked, out: Scratch, at: int, limit
         kind, expected, found = _PROBLEMS.get(
             status, ("bomb", f"at most {limit} bytes of records (max.decompressed.batch.bytes)", "more")
         )
-        position, base = int(chunk.batches["position"][row]), int(chunk.batches["base_offset"][row])
-        raise LogFormatError(kind, chunk.path, position, expected, found, base_offset=base)
+        raise batch_error(kind, chunk.path, chunk.batches[row], expected, found)
     out.reserve(at + int(sections["body_bytes"].sum()))
     ends = np.empty(len(sections), np.int64)
     kernels.write_bodies(raw, scratch.array, sections, out.array, at, ends)

@@ -11,6 +11,7 @@ walk opens the file again and reads it from front to back, up to its size at tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches.bodies import SOFT_BYTES
-from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES, NO_END, Chunk
+from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES, NO_END, Chunk, check_first_offset
 from lastkey.logformat.batches.columns import MAX_BYTES, MAX_ROWS, TopicPartition, header_batch, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
@@ -57,37 +58,28 @@ def open_segment(
         topic = folder.topic if topic is None else topic
         partition = folder.partition if partition is None else partition
     return SegmentReader(
-        located,
-        path,
-        TopicPartition(topic, partition),
-        sealed=sealed,
-        check_crc=check_crc,
-        max_batch_bytes=max_batch_bytes,
-        chunk_bytes=chunk_bytes,
+        located, path, TopicPartition(topic, partition), sealed, check_crc, max_batch_bytes, chunk_bytes
     )
 
 
+@dataclass(eq=False, repr=False)
 class SegmentReader:
     """A `.log` file, as `open_segment` returns it. Several iterators over one segment may run at the same time."""
 
-    def __init__(
-        self,
-        filesystem: Any,
-        path: str,
-        place: TopicPartition,
-        *,
-        sealed: bool,
-        check_crc: bool,
-        max_batch_bytes: int,
-        chunk_bytes: int,
-    ) -> None:
-        self.filesystem, self.path, self.place = filesystem, path, place
-        self.sealed, self.check_crc = sealed, check_crc
-        self.max_batch_bytes, self.chunk_bytes = max_batch_bytes, chunk_bytes
-        self._log = LogFile(lambda: open_regular(filesystem, path), path)
-        name = parse_segment_file(path.rpartition("/")[2])
-        self.base_offset = name.base if name is not None and name.kind == LOG else None
-        self.torn_bytes: int | None = None  # incomplete batch, or zeros, at the end; None: no walk has reached it yet
+    filesystem: Any
+    path: str
+    place: TopicPartition
+    sealed: bool
+    check_crc: bool
+    max_batch_bytes: int
+    chunk_bytes: int
+    torn_bytes: int | None = None  # incomplete batch, or zeros, at the end; None: no walk has reached it yet
+
+    @property
+    def base_offset(self) -> int | None:
+        """The offset that the file's name says."""
+        name = parse_segment_file(self.path.rpartition("/")[2])
+        return name.base if name is not None and name.kind == LOG else None
 
     @property
     def topic(self) -> str | None:
@@ -177,26 +169,13 @@ class SegmentReader:
 
     def _chunks(self, reader: LogReader) -> Iterator[Chunk]:
         """Yield the whole batches of the file, checked against its name; set torn_bytes after the last."""
-        for chunk in reader.chunks(self._log, check_crc=self.check_crc):
-            if chunk.position == 0:
-                self._check_name(chunk.batches[0])
+        log = LogFile(lambda: open_regular(self.filesystem, self.path), self.path)
+        for chunk in reader.chunks(log, check_crc=self.check_crc):
+            if chunk.position == 0 and self.base_offset is not None:
+                check_first_offset(self.path, self.base_offset, chunk.batches[0])
             yield chunk
         tail = reader.tail
         if tail.torn_bytes and self.sealed:
-            raise LogFormatError(
-                "torn_tail", self.path, tail.position, "whole batches", f"{tail.torn_bytes} more bytes"
-            )
+            found = f"{tail.torn_bytes} more bytes"
+            raise LogFormatError("torn_tail", self.path, tail.position, "whole batches", found)
         self.torn_bytes = tail.torn_bytes
-
-    def _check_name(self, batch: np.void) -> None:
-        # The first offset of a compressed batch of magic 0 or 1 is not known yet; its last one must do.
-        first = int(batch["base_offset"] if batch["base_offset"] >= 0 else batch["last_offset"])
-        if self.base_offset is not None and first < self.base_offset:
-            raise LogFormatError(
-                "name",
-                self.path,
-                int(batch["position"]),
-                f"offsets from {self.base_offset} on, as its name says",
-                f"{first}",
-                base_offset=first,
-            )

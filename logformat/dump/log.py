@@ -31,7 +31,7 @@ from lastkey.logformat.dump.lines import (
     record_columns,
     record_lines,
 )
-from lastkey.logformat.errors import LogFormatError, without_frames
+from lastkey.logformat.errors import LogFormatError, batch_error, without_frames
 from lastkey.logformat.layout import CODEC_MASK, LOG_OVERHEAD, MIN_LEGACY_SIZE
 from lastkey.logformat.primitives.java_text import decode_text
 from lastkey.logformat.schemas import RECORDS, select
@@ -243,17 +243,8 @@ def _run_lines(run: Run, chunk: Chunk, options: LogOptions, findings: LogFinding
         try:
             yield part.lines(options)
         except pa.ArrowCapacityError as error:
-            where = batches[row_of[first]]
-            findings.problems.append(
-                LogFormatError(
-                    "huge",
-                    chunk.path,
-                    int(where["position"]),
-                    "records of less than 2 GiB as text",
-                    str(error),
-                    base_offset=int(where["base_offset"]),
-                )
-            )
+            batch, expected = batches[row_of[first]], "records of less than 2 GiB as text"
+            findings.problems.append(batch_error("huge", chunk.path, batch, expected, str(error)))
         first, first_batch = last, last_batch
     if not first and len(batches):
         yield options.batches(batches, fit)

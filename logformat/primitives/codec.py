@@ -96,6 +96,10 @@ class BatchPlace(NamedTuple):
     base_offset: int = -1  # -1: unknown
     magic: int = 2
 
+    def error(self, kind: str, expected: str, found: str) -> LogFormatError:
+        """Return the error for this batch."""
+        return LogFormatError(kind, self.path, self.position, expected, found, base_offset=self.base_offset)
+
 
 class BombError(Exception):
     """A stream that decompresses to more than the limit."""
@@ -112,25 +116,16 @@ def decompress_into(codec: int, source: Source, out: Scratch, at: int, limit: in
     2), "bomb" (more than `limit` bytes; it allocated no more than the limit and one block), "compressed" (broken, cut
     short, or with bytes left over).
     """
-    path, position, base_offset, magic = place
-    if not CODEC_NONE <= codec <= CODEC_ZSTD or (codec == CODEC_ZSTD and magic < 2):
+    if not CODEC_NONE <= codec <= CODEC_ZSTD or (codec == CODEC_ZSTD and place.magic < 2):
         found = CODEC_NAMES[codec] if 0 <= codec < len(CODEC_NAMES) else f"codec {codec}"
-        raise LogFormatError("codec", path, position, f"a codec of magic {magic}", found, base_offset=base_offset)
+        raise place.error("codec", f"a codec of magic {place.magic}", found)
     try:
-        return read_body(codec, _view(source), out, at, limit, magic)
+        return read_body(codec, _view(source), out, at, limit, place.magic)
     except BombError:
-        raise LogFormatError(
-            "bomb",
-            path,
-            position,
-            f"at most {limit} bytes (max.decompressed.batch.bytes) from {CODEC_NAMES[codec]}",
-            "more",
-            base_offset=base_offset,
-        ) from None
+        expected = f"at most {limit} bytes (max.decompressed.batch.bytes) from {CODEC_NAMES[codec]}"
+        raise place.error("bomb", expected, "more") from None
     except UNREADABLE as error:
-        raise LogFormatError(
-            "compressed", path, position, f"one {CODEC_NAMES[codec]} stream", str(error), base_offset=base_offset
-        ) from error
+        raise place.error("compressed", f"one {CODEC_NAMES[codec]} stream", str(error)) from error
 
 
 def read_body(codec: int, view: memoryview, out: Scratch, at: int, limit: int, magic: int = 2) -> int:

@@ -381,13 +381,9 @@ class PartitionLog:
             if end < self._log_start and self._bases:
                 last = self.segments[-1]
                 _, path = located(self._place, last.root, last.path)
+                expected, found = f"a log start of at most {end}, the log end", f"{self._log_start} in its checkpoint"
                 raise LogFormatError(
-                    "side_file",
-                    path,
-                    0,
-                    f"a log start of at most {end}, the log end",
-                    f"{self._log_start} in its checkpoint",
-                    hint="the checkpoint belongs to another log",
+                    "side_file", path, 0, expected, found, hint="the checkpoint belongs to another log"
                 )
             log_end = max(end, self._log_start)
             bound = log_end if self._end_offset is None else min(self._end_offset, log_end)

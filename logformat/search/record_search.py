@@ -34,10 +34,8 @@ class RecordSearch:
     """Search whose buffers are used again from segment to segment. For one thread at a time."""
 
     def __init__(self, max_batch_bytes: int) -> None:
-        self._max_batch_bytes, self._reader = (
-            max_batch_bytes,
-            LogReader(max_batch_bytes=max_batch_bytes, keys_only=True),
-        )
+        self._max_batch_bytes = max_batch_bytes
+        self._reader = LogReader(max_batch_bytes=max_batch_bytes, keys_only=True)
 
     def find(self, segment: SearchableSegment, targets: NDArray[np.int64], start_offset: int) -> NDArray[np.void]:
         """Return RECORD[n]: the first with a timestamp >= each target (int64[n] ms, not falling), offset >=
@@ -96,15 +94,8 @@ class RecordSearch:
                     part["position"] = positions[which[rows]]
             except LogFormatError as error:
                 at = int(np.searchsorted(starts, error.position, "right")) - 1
-                raise LogFormatError(
-                    error.kind,
-                    error.path,
-                    int(positions[done + at] - starts[at]) + error.position,
-                    error.expected,
-                    error.found,
-                    base_offset=error.base_offset,
-                    hint=error.hint,
-                ) from None
+                error.position += int(positions[done + at] - starts[at])
+                raise
             done = until
         return out
 

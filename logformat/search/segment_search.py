@@ -35,7 +35,7 @@ from lastkey.logformat.search.offset_kernels import LOCATION
 from lastkey.logformat.search.time_kernels import CANDIDATE, find_times
 from lastkey.logformat.search.windows import Bytes, Place, before_zeros, located, open_window, read_index
 from lastkey.logformat.side_files import index_kernels
-from lastkey.logformat.side_files.index_builder import INDEX_INTERVAL_BYTES
+from lastkey.logformat.side_files.index_builder import INDEX_INTERVAL_BYTES, index_entries
 from lastkey.logformat.storage.locations import file_system
 from lastkey.logformat.storage.regular_files import LogFile, open_regular
 
@@ -58,14 +58,6 @@ def larger(largest: Largest | None, batches: NDArray[np.void]) -> Largest:
     if largest is not None and timestamps[row] <= largest.timestamp:
         return largest
     return Largest(int(timestamps[row]), int(batches["position"][row]), int(batches["size"][row]))
-
-
-def index_entries(batches: NDArray[np.void], state: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the entries of the next batches (BATCH[n]) as int64[m, 2]: (offset, position) and (timestamp, offset)."""
-    last, size, timestamp = (np.ascontiguousarray(batches[name]) for name in ("last_offset", "size", "max_timestamp"))
-    out = np.empty((4, len(batches)), np.int64)
-    n, n_times = index_kernels.build_index_entries(last, size, timestamp, state, *out)
-    return out[:2, :n].T, out[2:, :n_times].T
 
 
 def joined_entries(entries: list[NDArray[np.int64]], base: int) -> k.Index:
@@ -287,10 +279,13 @@ class SearchableSegment:
         reader = LogReader(_BUFFER_BYTES)
         try:
             for chunk in reader.headers(self._log(), previous_last_offset=self.base_offset - 1):
-                entries, time_entries = index_entries(chunk.batches, state)
+                batches = chunk.batches
+                entries, time_entries = index_entries(
+                    batches["last_offset"], batches["size"], batches["max_timestamp"], state
+                )
                 offsets.append(entries)
                 times.append(time_entries)
-                largest = larger(largest, chunk.batches)
+                largest = larger(largest, batches)
             self._end_at(reader.tail.position)
             self._largest = largest or Largest(-1, 0, 0)
         except LogFormatError as error:

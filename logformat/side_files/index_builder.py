@@ -51,8 +51,8 @@ class IndexBuilder:
             max_index_bytes // TIME_INDEX_ENTRY.itemsize - 1,
             time_index_interval_ms,
         )
-        self._offset_entries: list[NDArray[np.void]] = []
-        self._time_entries: list[NDArray[np.void]] = []
+        self._offset_entries: list[NDArray[np.int64]] = []
+        self._time_entries: list[NDArray[np.int64]] = []
 
     @property
     def size(self) -> int:
@@ -65,38 +65,23 @@ class IndexBuilder:
         Raises kind "relative_offset" for an offset that does not fit an index entry, even if its batch would get none,
         and kind "length" if the segment grows past 2^31 - 1 bytes. It takes nothing then.
         """
-        last = np.ascontiguousarray(last_offsets, np.int64)  # fields of rows have gaps
-        size = np.ascontiguousarray(sizes, np.int64)
-        timestamp = np.ascontiguousarray(max_timestamps, np.int64)
+        last, size = (np.ascontiguousarray(values, np.int64) for values in (last_offsets, sizes))
         self.check(last, size)
-        state = self._state
-        most = min(len(last), (int(state[k.SINCE_ENTRY]) + int(size.sum())) // (int(state[k.INTERVAL]) + 1))
-        offset_entries, time_entries = np.empty(most, offset_index.ENTRY), np.empty(most, time_index.ENTRY)
-        n_offset, n_time = k.build_index_entries(
-            last,
-            size,
-            timestamp,
-            state,
-            offset_entries["offset"],
-            offset_entries["position"],
-            time_entries["timestamp"],
-            time_entries["offset"],
-        )
-        if n_offset:
-            self._offset_entries.append(offset_entries[:n_offset])
-        if n_time:
-            self._time_entries.append(time_entries[:n_time])
+        offset_entries, time_entries = index_entries(last, size, max_timestamps, self._state)
+        self._offset_entries.append(offset_entries)
+        self._time_entries.append(time_entries)
 
     def finish(self) -> tuple[bytes, bytes]:
         """Return the bytes of the finished `.index` and `.timeindex`.
 
         The time index ends with an entry for the largest timestamp, even if the limit was reached.
         """
-        final = np.empty(int(self._state[k.MAX_TIMESTAMP] > self._state[k.LAST_TIME_ENTRY]), time_index.ENTRY)
-        final["timestamp"] = self._state[k.MAX_TIMESTAMP]
-        final["offset"] = self._state[k.OFFSET_OF_MAX]
-        offset_entries = np.concatenate([np.empty(0, offset_index.ENTRY), *self._offset_entries])
-        time_entries = np.concatenate([*self._time_entries, final])
+        state, none = self._state, np.empty((0, 2), np.int64)
+        final = none
+        if state[k.MAX_TIMESTAMP] > state[k.LAST_TIME_ENTRY]:
+            final = state[[k.MAX_TIMESTAMP, k.OFFSET_OF_MAX]].reshape(1, 2)
+        offset_entries = np.concatenate([none, *self._offset_entries]).view(offset_index.ENTRY)[:, 0]
+        time_entries = np.concatenate([*self._time_entries, final]).view(time_index.ENTRY)[:, 0]
         return (
             offset_index.write(offset_entries, self.base_offset, self.path),
             time_index.write(time_entries, self.base_offset, self.path),
@@ -108,15 +93,24 @@ class IndexBuilder:
         first, end = self.base_offset, self.base_offset + MAX_RELATIVE_OFFSET
         if len(last) and (last.min() < first or last.max() > end):
             i = int(((last < first) | (last > end)).argmax())
-            raise LogFormatError(
-                "relative_offset",
-                self.path,
-                self.size + int(size[:i].sum()),
-                f"a last offset from {self.base_offset} to {self.base_offset} + 2^31 - 1",
-                str(int(last[i])),
-            )
+            position, expected = self.size + int(size[:i].sum()), f"a last offset from {first} to {first} + 2^31 - 1"
+            raise LogFormatError("relative_offset", self.path, position, expected, str(int(last[i])))
         total = self.size + int(size.sum())
         if total > MAX_SEGMENT_BYTES:
-            raise LogFormatError(
-                "length", self.path, self.size, f"a segment of at most {MAX_SEGMENT_BYTES} bytes", f"{total} bytes"
-            )
+            expected = f"a segment of at most {MAX_SEGMENT_BYTES} bytes"
+            raise LogFormatError("length", self.path, self.size, expected, f"{total} bytes")
+
+
+def index_entries(
+    last_offsets: ArrayLike, sizes: ArrayLike, max_timestamps: ArrayLike, state: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the entries of the next batches as int64[m, 2]: (last offset, position) and (timestamp, last offset).
+
+    The arguments are those of `IndexBuilder.append`; state: of index_kernels.new_state or an earlier call, updated.
+    """
+    # fields of rows have gaps
+    last, size, timestamp = (np.ascontiguousarray(a, np.int64) for a in (last_offsets, sizes, max_timestamps))
+    most = min(len(last), (int(state[k.SINCE_ENTRY]) + int(size.sum())) // (int(state[k.INTERVAL]) + 1))
+    out = np.empty((4, most), np.int64)
+    n, n_times = k.build_index_entries(last, size, timestamp, state, *out)
+    return np.ascontiguousarray(out[:2, :n].T), np.ascontiguousarray(out[2:, :n_times].T)

@@ -27,27 +27,19 @@ def read(data: bytes, path: str) -> NDArray[np.void]:
     Raises kind "side_file" if the file is cut, has another version or a wrong CRC, or holds a producer twice.
     """
     if len(data) < SNAPSHOT_HEADER.itemsize:
-        raise LogFormatError(
-            "side_file", path, 0, f"at least {SNAPSHOT_HEADER.itemsize} bytes", f"{len(data)}", hint=_HINT
-        )
+        expected = f"at least {SNAPSHOT_HEADER.itemsize} bytes"
+        raise LogFormatError("side_file", path, 0, expected, f"{len(data)}", hint=_HINT)
     header = np.frombuffer(data, SNAPSHOT_HEADER, 1)[0]
     if header["version"] != _VERSION:
         raise LogFormatError("side_file", path, 0, f"snapshot version {_VERSION}", str(header["version"]))
     crc = google_crc32c.value(data[SNAPSHOT_CRC_START:])
     if header["crc"] != crc:
-        raise LogFormatError(
-            "side_file",
-            path,
-            field_offset(SNAPSHOT_HEADER, "crc"),
-            f"CRC {crc:08x}",
-            f"{header['crc']:08x}",
-            hint=_HINT,
-        )
+        position, found = field_offset(SNAPSHOT_HEADER, "crc"), f"{header['crc']:08x}"
+        raise LogFormatError("side_file", path, position, f"CRC {crc:08x}", found, hint=_HINT)
     size = SNAPSHOT_HEADER.itemsize + int(header["count"]) * SNAPSHOT_ENTRY.itemsize
     if header["count"] < 0 or len(data) != size:
-        raise LogFormatError(
-            "side_file", path, SNAPSHOT_CRC_START, f"entries that fill {len(data)} bytes", str(header["count"])
-        )
+        expected = f"entries that fill {len(data)} bytes"
+        raise LogFormatError("side_file", path, SNAPSHOT_CRC_START, expected, str(header["count"]))
     entries = np.frombuffer(data, SNAPSHOT_ENTRY, int(header["count"]), SNAPSHOT_HEADER.itemsize).astype(ENTRY)
     if len(np.unique(entries["producer_id"])) != len(entries):
         raise LogFormatError("side_file", path, SNAPSHOT_HEADER.itemsize, "each producer once", "a producer twice")

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.errors import LogFormatError, batch_error
 from lastkey.logformat.layout import CONTROL_MASK, MAX_LAST_OFFSET
 from lastkey.logformat.side_files import producer_kernels as kernels
 from lastkey.logformat.side_files import producer_snapshot, transaction_index
@@ -58,24 +58,12 @@ def summarize(batches: NDArray[np.void], path: str = "") -> ProducerSummary:
     newer, older = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
     status, at, n_markers = kernels.summarize(batches, row.astype(np.int64), newer, older, producers, markers)
     if status == kernels.NOT_A_MARKER:
-        batch = batches[at]
-        raise LogFormatError(
-            "transaction",
-            path,
-            int(batch["position"]),
-            "a COMMIT or ABORT marker",
-            f"control type {batch['control_type']}",
-            base_offset=int(batch["base_offset"]),
-        )
+        found = f"control type {batches[at]['control_type']}"
+        raise batch_error("transaction", path, batches[at], "a COMMIT or ABORT marker", found)
     if status == kernels.PLAIN_IN_TRANSACTION:
-        batch = batches[at]
-        raise _outside_transaction(
-            path,
-            int(batch["position"]),
-            int(batch["base_offset"]),
-            int(batch["producer_id"]),
-            int(producers["current_txn_first_offset"][row[at]]),
-        )
+        summary = producers[row[at]]
+        position, offset = int(batches["position"][at]), int(batches["base_offset"][at])
+        raise _outside_transaction(path, position, offset, summary)
     return ProducerSummary(producers, markers[:n_markers])
 
 
@@ -190,13 +178,8 @@ def _combine(
     outside = (before["current_txn_first_offset"] >= 0) & (after["plain_offset"] >= 0)
     if outside.any():
         first = int(np.where(outside, after["plain_offset"], _NEVER).argmin())
-        raise _outside_transaction(
-            path,
-            int(after["plain_position"][first]),
-            int(after["plain_offset"][first]),
-            int(after["producer_id"][first]),
-            int(before["current_txn_first_offset"][first]),
-        )
+        position, offset = int(after["plain_position"][first]), int(after["plain_offset"][first])
+        raise _outside_transaction(path, position, offset, before[first])
     markers = _resolve(earlier, later, at, has_earlier, complete)
     combined = earlier if complete else _rows(earlier).copy().view(PRODUCER_SUMMARY)
     _rows(combined)[at[has_earlier]] = _rows(_compose(before, after))
@@ -281,14 +264,8 @@ def _take(table: NDArray[np.void], rows: NDArray[np.int64] | NDArray[np.bool_]) 
     return _rows(table)[rows].view(table.dtype)
 
 
-def _outside_transaction(
-    path: str, position: int, base_offset: int, producer_id: int, first_offset: int
-) -> LogFormatError:
-    return LogFormatError(
-        "transaction",
-        path,
-        position,
-        f"a batch of the transaction that producer {producer_id} began at offset {first_offset}",
-        "a batch outside of any transaction",
-        base_offset=base_offset,
-    )
+def _outside_transaction(path: str, position: int, base_offset: int, summary: np.void) -> LogFormatError:
+    """summary: PRODUCER_SUMMARY of the producer up to its open transaction."""
+    began = f"producer {summary['producer_id']} began at offset {summary['current_txn_first_offset']}"
+    expected, found = f"a batch of the transaction that {began}", "a batch outside of any transaction"
+    return LogFormatError("transaction", path, position, expected, found, base_offset=base_offset)

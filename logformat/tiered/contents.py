@@ -109,9 +109,8 @@ def read_manifest(data: bytes, path: str) -> Manifest:
         content = json.loads(data)
         version, encryption = str(content["version"]), content.get("encryption")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LogFormatError(
-            "side_file", path, 0, "a segment's manifest in JSON", str(error) or "other JSON"
-        ) from error
+        found = str(error) or "other JSON"
+        raise LogFormatError("side_file", path, 0, "a segment's manifest in JSON", found) from error
     if version != "1":
         raise LogFormatError("side_file", path, 0, "a manifest of version 1", f"version {version}")
     if encryption is not None:
@@ -225,6 +224,5 @@ class _Chunks(io.RawIOBase):
 
 def _check_size(info: Any, wanted: int) -> None:
     if info.size < wanted:
-        raise LogFormatError(
-            "changed", info.path, int(info.size), f"{wanted} bytes, as the manifest says", "end of file"
-        )
+        expected = f"{wanted} bytes, as the manifest says"
+        raise LogFormatError("changed", info.path, int(info.size), expected, "end of file")

@@ -173,9 +173,8 @@ def to_v2(run: Run, which: NDArray[np.bool_], path: str) -> tuple[NDArray[np.uin
     bodies = (run.bodies["end"] - run.bodies["start"])[which]
     if (bodies > _MOST_BYTES).any():
         i = int((bodies > _MOST_BYTES).argmax())
-        raise LogFormatError(
-            "length", path, int(rows["position"][i]), f"at most {_MOST_BYTES} bytes of records", str(int(bodies[i]))
-        )
+        position, expected = int(rows["position"][i]), f"at most {_MOST_BYTES} bytes of records"
+        raise LogFormatError("length", path, position, expected, str(int(bodies[i])))
     packed, sizes = Scratch(1), np.zeros(len(which), np.int64)
     codecs = np.where(bodies > 0, rows["attributes"] & CODEC_MASK, 0)
     borders = np.append(run.bodies["start"][which][:1], run.bodies["end"][which])  # one behind the other

@@ -482,7 +482,7 @@ def test_command_loads_each_kernel_once_and_no_compiler(tmp_path):
     subprocess.run(compiled, cwd=ROOT, check=True, capture_output=True)
     loaded = [sys.executable, "-c", code, *words, tmp_path / "second"]
     done = subprocess.run(loaded, cwd=ROOT, check=True, capture_output=True, text=True)
-    assert done.stderr == "{'build_index_entries': 2} 1\n", "that one takes fields of one entry, and of several"
+    assert done.stderr == "{} 1\n"
 
 
 @pytest.mark.parametrize("given", [{"SPARK_CONF_DIR": "{}/conf"}, {"SPARK_HOME": "{}"}])
