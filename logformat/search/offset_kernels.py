@@ -134,11 +134,11 @@ def _is_wrapper(buf: np.ndarray, at: int) -> bool:
 
 
 @inline
-def read_entry_offset(index: Index, slot: int) -> int:
-    """Return the absolute offset of an entry of the offset index."""
+def read_entry(index: Index, slot: int) -> int:
+    """Return the absolute offset of an entry of the offset index; the timestamp of one of the time index."""
     if index.entry_size == OFFSET_ENTRY:
         return index.base + np.int64(load_i32(index.entries, slot * OFFSET_ENTRY))
-    return np.int64(load_i64(index.entries, slot * WIDE_ENTRY))
+    return np.int64(load_i64(index.entries, slot * index.entry_size))
 
 
 @inline
@@ -151,23 +151,24 @@ def read_entry_position(index: Index, slot: int) -> int:
 
 @inline
 def entry_floor(index: Index, target: int, hint: int) -> int:
-    """Return the entry with the greatest offset <= target, or -1; the search widens from entry `hint` (or -1) on.
+    """Return the entry with the greatest offset, or timestamp, <= target, or -1; the search widens from entry `hint`
+    (or -1) on.
 
     If the entries do not rise, the result may be any of them.
     """
     n = index.n
     low = np.int64(-1)
     high = np.int64(n)
-    if hint >= 0 and read_entry_offset(index, hint) <= target:
+    if hint >= 0 and read_entry(index, hint) <= target:
         low = np.int64(hint)
         step = 1
-        while low + step < n and read_entry_offset(index, low + step) <= target:
+        while low + step < n and read_entry(index, low + step) <= target:
             low += step
             step *= 2
         high = min(low + step, n)
     while high - low > 1:
         middle = (low + high) >> 1
-        if read_entry_offset(index, middle) <= target:
+        if read_entry(index, middle) <= target:
             low = middle
         else:
             high = middle
@@ -184,7 +185,7 @@ def jump(window: Window, index: Index, slot: int, previous: int) -> tuple[Any, .
     status, first, last, size, _, _, _ = read_batch(window, position, previous)
     if status == NEED:
         return NEED, position, first, last, size
-    if status != FOUND or last > read_entry_offset(index, slot):
+    if status != FOUND or last > read_entry(index, slot):
         return WRONG_INDEX, position, first, last, size
     return FOUND, position, first, last, size
 
@@ -205,7 +206,7 @@ def find_offset(
     entry = none  # offset of the entry whose batch has not been reached yet
     slot = entry_floor(index, target, -1)
     if slot >= 0:
-        entry = read_entry_offset(index, slot)
+        entry = read_entry(index, slot)
         status, position, _first, _last, _size = jump(window, index, slot, previous)
         if status != FOUND:
             return status, position, np.int64(0), none, none
@@ -264,7 +265,7 @@ def find_offsets(
                 first = e_first
                 last = e_last
                 size = e_size
-                entry = read_entry_offset(index, slot)
+                entry = read_entry(index, slot)
             walked = 0
         while True:
             if size > 0 and last >= entry >= 0:

@@ -35,7 +35,7 @@ from lastkey.logformat.search.offset_kernels import (
     entry_floor,
     jump,
     read_batch,
-    read_entry_offset,
+    read_entry,
     read_entry_position,
 )
 
@@ -65,28 +65,6 @@ def _is_empty(buf: np.ndarray, at: int) -> bool:
     return (magic == 2 and load_i32(buf, at + COUNT_OFFSET) == 0) or (
         magic == 3 and load_i32(buf, at + COUNT_OFFSET_V3) == 0
     )
-
-
-@inline
-def _floor(index: Index, target: int, hint: int) -> int:
-    """Find an entry as entry_floor does, by the timestamp, which comes first in both kinds of entry."""
-    times, entry_size, n, _ = index
-    low = np.int64(-1)
-    high = np.int64(n)
-    if hint >= 0 and load_i64(times, hint * entry_size) <= target:
-        low = np.int64(hint)
-        step = 1
-        while low + step < n and load_i64(times, (low + step) * entry_size) <= target:
-            low += step
-            step *= 2
-        high = min(low + step, n)
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if load_i64(times, middle * entry_size) <= target:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 @kernel
@@ -126,7 +104,7 @@ def find_times(
             size = np.int64(0)
             entry = np.int64(-1)
         # Skip an entry with exactly this timestamp: another batch with it may precede the one that the entry names.
-        floor = _floor(times, target - 1, time_slot)
+        floor = entry_floor(times, target - 1, time_slot)
         offset = start_offset
         if floor != time_slot:
             time_slot = floor
@@ -136,7 +114,7 @@ def find_times(
             if stored > previous and stored >= start_offset:  # else the walk does not pass its batch
                 offset = stored
                 pending = stored
-                state[PENDING_TIMESTAMP] = load_i64(times.entries, floor * times.entry_size)
+                state[PENDING_TIMESTAMP] = read_entry(times, floor)
         if offset > previous:
             slot = entry_floor(index, offset, slot)
             if slot >= 0 and read_entry_position(index, slot) > position:
@@ -148,7 +126,7 @@ def find_times(
                 previous = e_first - 1
                 last = e_last
                 size = e_size
-                entry = read_entry_offset(index, slot)
+                entry = read_entry(index, slot)
         while True:
             if size == 0:
                 status, _first, last, size, problem, expected, found = read_batch(window, position, previous)

@@ -11,7 +11,7 @@ import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,48 +31,36 @@ Place = Callable[[str], tuple[Any, str]]  # root of a Segment -> file system, an
 _ENTRY: Final = {OFFSET_ENTRY: OFFSET_INDEX_ENTRY, TIME_ENTRY: TIME_INDEX_ENTRY}
 
 
-class LogWindow(Protocol):
-    """Bytes of a `.log`."""
-
-    whole: Bytes  # the whole log, read only, if it is mapped; else empty
-
-    def at(self, position: int) -> tuple[Bytes, int]:
-        """Return read-only bytes that hold `position` and, within the log, the header there; and where they begin."""
-
-    def copy(self, positions: NDArray[np.int64], starts: NDArray[np.int64]) -> Bytes:
-        """Copy n batches one after the other: from positions (int64[n], in the file) to starts (int64[n + 1])."""
-
-
 class MappedLog:
-    """A local file, mapped."""
+    """The bytes of a local `.log`, mapped."""
 
     def __init__(self, mapped: Bytes) -> None:
         self.whole = mapped
 
     def at(self, position: int) -> tuple[Bytes, int]:
-        """Return the whole file."""
+        """Return read-only bytes that hold `position` and, within the log, the header there; and where they begin."""
         return self.whole, 0
 
     def copy(self, positions: NDArray[np.int64], starts: NDArray[np.int64]) -> Bytes:
-        """Copy batches as LogWindow says."""
+        """Copy n batches one after the other: from positions (int64[n], in the file) to starts (int64[n + 1])."""
         out = np.empty(int(starts[-1]), np.uint8)
         copy_batches(self.whole, positions, starts, out)
         return out
 
 
 class WindowedLog:
-    """A file that cannot be mapped: windows of it are read on demand, larger ones while the search goes forward."""
+    """A `.log` that cannot be mapped: windows of it are read on demand, larger ones while the search goes forward."""
 
     def __init__(self, filesystem: Any, path: str, size: int) -> None:
         self._path, self._size = path, size
         with readable(path):
             self._file = open_input(filesystem, path)
             _check_size(path, size, int(self._file.size()))
-        self.whole = _fixed(np.empty(0, np.uint8))
+        self.whole = _fixed(np.empty(0, np.uint8))  # nothing is mapped
         self._window, self._origin, self._next_bytes = self.whole, 0, WINDOW_BYTES
 
     def at(self, position: int) -> tuple[Bytes, int]:
-        """Return a window that begins at `position`, unless the last window will do."""
+        """Return a window as MappedLog does. It begins at `position`, unless the last window will do."""
         end = self._origin + len(self._window)
         inside = self._origin <= position < end
         if not inside or (position + V3_LARGEST_HEADER > end and end < self._size):
@@ -83,7 +71,7 @@ class WindowedLog:
         return self._window, self._origin
 
     def copy(self, positions: NDArray[np.int64], starts: NDArray[np.int64]) -> Bytes:
-        """Copy batches as LogWindow says; batches that lie near each other are read at once."""
+        """Copy batches as MappedLog does; batches that lie near each other are read at once."""
         out = np.empty(int(starts[-1]), np.uint8)
         ends = positions + np.diff(starts)
         apart = (positions[1:] - ends[:-1] > WINDOW_BYTES) | (np.diff(positions // MOST_WINDOW_BYTES) > 0)
@@ -101,7 +89,7 @@ class WindowedLog:
         return _fixed(out)
 
 
-def open_window(filesystem: Any, path: str, size: int) -> LogWindow:
+def open_window(filesystem: Any, path: str, size: int) -> MappedLog | WindowedLog:
     """Open `size` bytes of a log. Raise kind "changed" if it is shorter, "unreadable" if it cannot be opened."""
     mapped = _map(path, size) if _is_local(filesystem) else None
     return WindowedLog(filesystem, path, size) if mapped is None else MappedLog(mapped)

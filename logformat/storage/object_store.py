@@ -13,7 +13,6 @@ OSError (errno EIO) for any other answer to a request that reads.
 from __future__ import annotations
 
 import errno
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +31,7 @@ from lastkey.logformat.errors import AccessError
 from lastkey.logformat.storage.access_error import DENIED, EXPIRED, UNAVAILABLE, classify_message, in_one_line
 from lastkey.logformat.storage.buckets import Bucket, parse_bucket
 from lastkey.logformat.storage.io_counts import count, is_limited
+from lastkey.logformat.storage.regular_files import SeekableFile
 
 _CONNECT_SECONDS: Final = 3
 _SILENT_SECONDS: Final = 6  # since the last byte of an answer
@@ -254,19 +254,15 @@ class _Part(NamedTuple):
     data: Future[Any]
 
 
-class ObjectFile(io.RawIOBase):
+class ObjectFile(SeekableFile):
     """An object that is open for reading. It prefetches the parts that `will_read` names."""
 
     def __init__(self, read: Callable[[int, int], Any], size: int) -> None:
         """read: returns the bytes from (position, bytes); size: of the object, when it was opened."""
-        super().__init__()
-        self._read, self._size, self._position = read, size, 0
+        super().__init__(size)
+        self._read = read
         self._depth = 1  # parts to read ahead; doubled at each call, because a reader may stop early
         self._parts: list[_Part] = []
-
-    def size(self) -> int:
-        """Return the number of bytes that the object had when it was opened."""
-        return self._size
 
     def will_read(self, wanted: Iterable[tuple[int, int]]) -> None:
         """Start to fetch the first of these (position, bytes) ranges, which the reader will request in this order.
@@ -287,12 +283,10 @@ class ObjectFile(io.RawIOBase):
         self._forget_all_but(kept)
         self._depth = min(2 * self._depth, _AHEAD)
 
-    def readinto(self, out: Any, /) -> int:
-        """Fill `out` from the position on, as far as one request goes; return the number of bytes, 0 at the end."""
-        room = memoryview(out).cast("B")
-        data = self._at(self._position, len(room))
-        room[: len(data)] = data
-        self._position += len(data)
+    def fill(self, position: int, out: memoryview) -> int:
+        """Fill `out` as far as one request goes."""
+        data = self._at(position, len(out))
+        out[: len(data)] = data
         return len(data)
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -305,23 +299,6 @@ class ObjectFile(io.RawIOBase):
     def read_at(self, size: int, offset: int) -> bytes:
         """Read up to `size` bytes from an offset on."""
         return bytes(self._fetched(offset, min(size, self._size - offset)))
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a position, and return it."""
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
 
     def close(self) -> None:
         """Forget what was fetched."""

@@ -21,7 +21,6 @@ Source: SegmentManifestV1, AbstractChunkIndex, ChunkSizesBinaryCodec (Aiven's pl
 from __future__ import annotations
 
 import base64
-import io
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,7 +33,7 @@ from numpy.typing import NDArray
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError, readable
 from lastkey.logformat.side_files.small_files import most_side_bytes, read_small_file
-from lastkey.logformat.storage.regular_files import open_input
+from lastkey.logformat.storage.regular_files import SeekableFile, open_input
 from lastkey.logformat.tiered.objects import EPOCHS, INDEXES, MANIFEST, UploadedCopy
 
 _INDEXES: Final = {
@@ -169,34 +168,21 @@ def _sizes(data: bytes) -> NDArray[np.int64]:
     return sizes
 
 
-class _Chunks(io.RawIOBase):
+class _Chunks(SeekableFile):
     """A log in chunks that are zstd frames. One chunk at a time is in memory."""
 
     def __init__(self, stored: Any, path: str, manifest: Manifest) -> None:
-        super().__init__()
+        super().__init__(manifest.size)
         self._stored, self._path, self._manifest = stored, path, manifest
-        self._at, self._number, self._chunk = 0, -1, memoryview(b"")
+        self._number, self._chunk = -1, memoryview(b"")
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._manifest.size}[whence]
-        return self._at
-
-    def readinto(self, buffer: Any, /) -> int:
-        out, done = memoryview(buffer).cast("B"), 0
-        while done < len(out) and self._at < self._manifest.size:
-            number, inside = divmod(self._at, self._manifest.chunk_size)
+    def fill(self, position: int, out: memoryview) -> int:
+        done = 0
+        while done < len(out) and position + done < self._size:
+            number, inside = divmod(position + done, self._manifest.chunk_size)
             part = self._read_chunk(number)[inside : inside + len(out) - done]
             out[done : done + len(part)] = part
-            done, self._at = done + len(part), self._at + len(part)
+            done += len(part)
         return done
 
     def close(self) -> None:

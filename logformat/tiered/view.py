@@ -22,7 +22,6 @@ the objects again; opening a file does so if the cache does not have it.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,7 +34,7 @@ from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.side_files import checkpoints, transaction_index
 from lastkey.logformat.storage.locations import text_entries
-from lastkey.logformat.storage.regular_files import open_input
+from lastkey.logformat.storage.regular_files import SeekableFile, open_input
 from lastkey.logformat.tiered.choice import ChosenCopies, CopyRange, choose
 from lastkey.logformat.tiered.contents import Contents
 from lastkey.logformat.tiered.objects import (
@@ -230,29 +229,16 @@ class TieredFileSystem:
         return self.filesystem.get_file_info(path)
 
 
-class _From(io.RawIOBase):
+class _From(SeekableFile):
     """A file from a position on."""
 
-    def __init__(self, file: Any, position: int) -> None:
-        super().__init__()
-        self._file, self._position = file, position
-        file.seek(position)
+    def __init__(self, file: Any, origin: int) -> None:
+        super().__init__(int(file.size()) - origin)
+        self._file, self._origin = file, origin
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return int(self._file.tell()) - self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        self._file.seek(offset + self._position if whence == io.SEEK_SET else offset, whence)
-        return self.tell()
-
-    def readinto(self, buffer: Any, /) -> int:
-        return int(self._file.readinto(buffer))
+    def fill(self, position: int, out: memoryview) -> int:
+        self._file.seek(self._origin + position)
+        return int(self._file.readinto(out))
 
     def close(self) -> None:
         if not self.closed:
