@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import logging
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -163,6 +164,13 @@ class AccessError(OSError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return AccessError, (self.kind, self.where, self.found)
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> ValueError:
+    """Return the error for a name that is none of `known`, with the nearest of them."""
+    near = difflib.get_close_matches(name, names := list(known))
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+    return ValueError(f"no such {what}: {name!r}; {hint}")
 
 
 CHANGED_HINT: Final = "something writes to this file, or the disk is faulty: find out which, then run again"

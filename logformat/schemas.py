@@ -12,11 +12,12 @@ The other columns hold Kafka's numbers as stored, including -1 for none, unless 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Any, Final
 
 import pyarrow as pa
+
+from lastkey.logformat.errors import unknown_name
 
 
 def _column(name: str, kind: Any, meaning: str, *, unit: str = "", nullable: bool = False) -> Any:
@@ -161,7 +162,5 @@ def select(schema: Any, columns: Iterable[str] | None) -> Any:
     names = list(columns)
     for name in names:
         if name not in schema.names:
-            near = difflib.get_close_matches(name, schema.names)
-            hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(schema.names)}"
-            raise ValueError(f"no such column: {name!r}{hint}")
+            raise unknown_name("column", name, schema.names)
     return pa.schema([schema.field(name) for name in names])

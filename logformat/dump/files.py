@@ -29,7 +29,7 @@ from lastkey.logformat.dump.findings import DumpFindings
 from lastkey.logformat.dump.indexes import IndexedLog, IndexFindings
 from lastkey.logformat.dump.log import LogFindings, LogOptions, log_lines
 from lastkey.logformat.errors import LogFormatError, readable, stopped, without_frames
-from lastkey.logformat.primitives.java_text import joined_bytes
+from lastkey.logformat.primitives.binary_arrays import joined_bytes
 from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.small_files import read_small_file
 from lastkey.logformat.storage.locations import canonical, locate, text_entries
@@ -145,7 +145,7 @@ def dump_files(files: Iterable[DumpFile], options: DumpOptions, write: Callable[
     findings = DumpFindings()
     for file in files:
         for lines in _headed(f"Dumping {file.shown}", _file(file, options, findings), options):
-            write(_as_bytes(lines))
+            write(joined_bytes(pc.binary_join_element_wise(lines, "\n", "")))
     return findings
 
 
@@ -156,11 +156,6 @@ def _file(file: DumpFile, options: DumpOptions, findings: DumpFindings) -> Itera
             yield from _file_lines(file, options, findings)
     except Exception as error:  # the other files continue
         findings.problems.append(without_frames(stopped(error, file.located)))
-
-
-def _as_bytes(lines: Any) -> memoryview:
-    """Return the lines of a pa.StringArray as bytes, with line ends."""
-    return joined_bytes(pc.binary_join_element_wise(lines, "\n", "")) if len(lines) else memoryview(b"")
 
 
 def _file_lines(file: DumpFile, options: DumpOptions, findings: DumpFindings) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lastkey.logformat.dump.indexes import CONTRADICTIONS, IndexFindings
 from lastkey.logformat.dump.log import LogFindings
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.primitives.java_text import joined_bytes
+from lastkey.logformat.primitives.binary_arrays import joined_bytes
 
 _LINES: Final = 1 << 16  # findings that are formatted at a time
 

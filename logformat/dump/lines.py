@@ -30,11 +30,9 @@ from lastkey.logformat.layout import (
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
 )
-from lastkey.logformat.messages.integers import MessageError
-from lastkey.logformat.messages.reader import reader
+from lastkey.logformat.messages.reader import MessageError, reader
 from lastkey.logformat.messages.table import known_versions
-from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds
-from lastkey.logformat.primitives.java_text import decode_text, rewritten
+from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds, decode_text, rewritten
 from lastkey.logformat.primitives.text_kernels import escape_json
 
 _VERSION: Final = struct.Struct(">h")

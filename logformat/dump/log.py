@@ -33,7 +33,7 @@ from lastkey.logformat.dump.lines import (
 )
 from lastkey.logformat.errors import LogFormatError, batch_error, without_frames
 from lastkey.logformat.layout import CODEC_MASK, LOG_OVERHEAD, MIN_LEGACY_SIZE
-from lastkey.logformat.primitives.java_text import decode_text
+from lastkey.logformat.primitives.binary_arrays import decode_text
 from lastkey.logformat.schemas import RECORDS, select
 from lastkey.logformat.storage.regular_files import LogFile
 

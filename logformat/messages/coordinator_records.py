@@ -26,7 +26,6 @@ RemoteLogSegmentMetadataUpdate, RemotePartitionDeleteMetadata and RemoteLogSegme
 from __future__ import annotations
 
 import base64
-import difflib
 import json
 import re
 import struct
@@ -40,9 +39,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lastkey.logformat.messages.integers import MessageError, varint
+from lastkey.logformat.errors import unknown_name
 from lastkey.logformat.messages.mirror_records import MIRROR_RECORDS, MirrorRecord, key_text, value_text
-from lastkey.logformat.messages.reader import reader
+from lastkey.logformat.messages.reader import MessageError, reader, varint
 from lastkey.logformat.messages.table import known_versions, messages
 
 _SEGMENT, _UPDATE, _DELETE, _SNAPSHOT = range(4)
@@ -217,9 +216,7 @@ def decode_records(name: str, keys: Any, values: Any, offsets: Any) -> tuple[Any
     kafka-dump-log ends; here the key's text says so. Raises ValueError for a name that is not in decoder_names().
     """
     if name not in _DECODERS:
-        near = difflib.get_close_matches(name, _DECODERS)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(_DECODERS)}"
-        raise ValueError(f"no such decoder of Kafka's own topics: {name!r}; {hint}")
+        raise unknown_name("decoder of Kafka's own topics", name, _DECODERS)
     return _DECODERS[name](keys, values, np.asarray(offsets))
 
 
@@ -239,15 +236,8 @@ def _coordinator(records: dict[int, str], keys: Any, values: Any, offsets: NDArr
     key_text, key_problem = _taken(shown_keys, key_codes)
     payload, value_problem = _taken(shown_values, pair_codes)
     problem = pc.coalesce(key_problem, value_problem)
-    if problem.null_count < len(problem):  # the problem takes the key's place, and there is no payload
-        wrong = problem.is_valid()
-        texts = [
-            text.format(offset) if text is not None else None
-            for text, offset in zip(problem.to_pylist(), offsets.tolist(), strict=True)
-        ]
-        key_text = pc.if_else(wrong, pa.array(texts, pa.string()), key_text)
-        payload = pc.if_else(wrong, pa.scalar(None, pa.string()), payload)
-    return key_text, payload
+    payload = pc.if_else(problem.is_valid(), pa.scalar(None, pa.string()), payload)
+    return _or_problem(key_text, problem, offsets), payload  # the problem takes the key's place
 
 
 def _key(data: bytes | None, records: dict[int, str]) -> DecodedText:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.messages.coordinator_records import METADATA_RECORDS, framed_message
-from lastkey.logformat.messages.integers import MessageError
+from lastkey.logformat.messages.reader import MessageError
 from lastkey.logformat.messages.table import known_versions
 from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds
 
@@ -87,7 +87,7 @@ def _change(path: str, value: bytes, offset: int, timestamp_ms: int) -> Metadata
         raise bad_record(path, offset, "a record of __cluster_metadata", str(error)) from None
     versions = known_versions(f"{_TYPES[kind]}Record")
     if version not in versions:
-        expected = f"a {_TYPES[kind]}Record of version {versions.low} to {versions.high}"
+        expected = f"a {_TYPES[kind]}Record of version {versions[0]} to {versions[-1]}"
         raise bad_record(path, offset, expected, f"version {version}, of a newer Kafka than this Lastkey knows")
     return MetadataChange(_TYPES[kind], offset, timestamp_ms, json.loads(text))
 

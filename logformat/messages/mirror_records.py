@@ -19,7 +19,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from lastkey.logformat.messages.integers import MessageError
+from lastkey.logformat.messages.reader import MessageError
 
 _INTEGERS: Final = {"int16": struct.Struct(">h"), "int32": struct.Struct(">i"), "int64": struct.Struct(">q")}
 _VERSION: Final = 0

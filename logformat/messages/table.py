@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 _TABLE: Final = Path(__file__).with_name("kafka_messages.txt")
-_FOREVER: Final = 2**15 - 1
-
-
-@dataclass(frozen=True)
-class Versions:
-    """Versions from `low` to `high`, both included."""
-
-    low: int
-    high: int
-
-    def __contains__(self, version: int) -> bool:
-        return self.low <= version <= self.high
+_FOREVER: Final = 2**15
 
 
 @dataclass(frozen=True)
@@ -28,9 +17,9 @@ class Field:
 
     name: str
     kind: str  # for an array: the kind of its items
-    versions: Versions
+    versions: range
     array: bool = False
-    null: Versions | None = None
+    null: range | None = None
     tag: int | None = None
     default: str = ""  # as JSON text; set only where there is a tag
     fields: tuple[Field, ...] = ()
@@ -41,12 +30,12 @@ class Message:
     """A message of the table."""
 
     name: str
-    versions: Versions
-    flexible: Versions | None
+    versions: range
+    flexible: range | None
     fields: tuple[Field, ...] = field(default=(), repr=False)
 
 
-@lru_cache(maxsize=1)
+@cache
 def messages() -> dict[str, Message]:
     """Return all messages of the table, by name."""
     lines = [line for line in _TABLE.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
@@ -60,7 +49,7 @@ def messages() -> dict[str, Message]:
     return by_name
 
 
-def known_versions(name: str) -> Versions:
+def known_versions(name: str) -> range:
     """Return the known versions of a message."""
     return messages()[name].versions
 
@@ -70,11 +59,11 @@ def _option(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _versions(text: str) -> Versions:
+def _versions(text: str) -> range:
     low, _, high = text.partition("-")
     if low.endswith("+"):
-        return Versions(int(low[:-1]), _FOREVER)
-    return Versions(int(low), int(high or low))
+        return range(int(low[:-1]), _FOREVER)
+    return range(int(low), int(high or low) + 1)
 
 
 def _fields(lines: list[str], at: int, indent: int) -> tuple[tuple[Field, ...], int]:
@@ -83,7 +72,7 @@ def _fields(lines: list[str], at: int, indent: int) -> tuple[tuple[Field, ...], 
     while at < len(lines) and lines[at].startswith(" " * indent):
         name, kind, *rest = lines[at].split()
         inner, at = _fields(lines, at + 1, indent + 2)
-        versions = _versions(rest.pop(0)) if rest and rest[0][0].isdigit() else Versions(0, _FOREVER)
+        versions = _versions(rest.pop(0)) if rest and rest[0][0].isdigit() else range(_FOREVER)
         options = dict(_option(option) for option in rest)
         null = None
         if "null" in options:

@@ -1,13 +1,19 @@
-"""Arrow columns of bytes as numpy arrays, without a copy."""
+"""Arrow columns of bytes: as numpy arrays without a copy, their keyed hashes, and the text that Java makes of them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from lastkey.logformat.primitives.siphash_kernels import hash_values
+from lastkey.logformat.primitives.text_kernels import replace_malformed
+
+_MAX_TEXT: Final = 2**31 - 2  # bytes of a pa.StringArray
 _NOTHING = np.zeros(0, np.uint8)
 
 
@@ -48,3 +54,48 @@ def bytes_and_bounds(values: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
         return _NOTHING, np.zeros(n + 1, np.int32)
     at = np.frombuffer(ends, np.int64 if wide else np.int32)[first : first + n + 1]
     return _NOTHING if data is None else np.frombuffer(data, np.uint8), at
+
+
+def joined_bytes(values: Any) -> memoryview:
+    """Return the bytes of a pa.Array of bytes or text, one value after the other."""
+    data, at = bytes_and_bounds(values)
+    return data.data[at[0] : at[-1]]
+
+
+def keyed_hashes(values: Any, secret: tuple[int, int]) -> np.ndarray:
+    """Return the SipHash of each value of a pa.Array of bytes, u8[n, 2]; undefined for a null."""
+    out = np.empty((len(values), 2), np.uint64)
+    data, at = bytes_and_bounds(values)
+    hash_values(data, at, np.uint64(secret[0]), np.uint64(secret[1]), out)
+    return out
+
+
+def decode_text(values: Any) -> Any:
+    """Return pa.BinaryArray as text; malformed UTF-8 becomes U+FFFD as in Java's String."""
+    text = values.view(pa.string())
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        return _mended(values)
+    return text
+
+
+def _mended(values: Any) -> Any:
+    text = rewritten(pc.fill_null(values, b""), replace_malformed, 3)
+    return pc.if_else(pc.is_valid(values), text, None) if values.null_count else text
+
+
+def rewritten(values: Any, kernel: Callable[..., int], most: int) -> Any:
+    """Return pa.StringArray of binary or text without nulls, rewritten by a kernel of text_kernels.
+
+    most: bytes that one byte may become. Raises pa.ArrowCapacityError if the text is too large for one array.
+    """
+    text, ends = bytes_and_bounds(values)
+    at, n = ends.astype(np.int64), len(values)
+    out, out_at = np.empty(most * int(at[-1] - at[0]), np.uint8), np.empty(n + 1, np.int32)
+    text = text.view()
+    text.flags.writeable = False  # numba would compile the kernel once more for a read-only buffer
+    size = kernel(text, at, out, out_at)
+    if size > _MAX_TEXT:
+        raise pa.ArrowCapacityError(f"a text of {size} bytes")
+    return pa.StringArray.from_buffers(n, pa.py_buffer(out_at), pa.py_buffer(out[:size]))

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from lastkey.logformat.errors import unknown_name
 from lastkey.logformat.layout import (
     BATCH,
     BATCH_OVERHEAD,
@@ -27,6 +28,7 @@ from lastkey.logformat.layout import (
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
 )
+from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds
 from lastkey.logformat.primitives.codec import Scratch, pack_bodies
 from lastkey.logformat.schemas import HEADERS
 from lastkey.logformat.writing import encode_kernels as kernels
@@ -153,7 +155,7 @@ def _compressed(codec: int, bodies: _Bodies) -> _Bodies:
 
 def _codec(name: str) -> int:
     if name not in CODEC_NAMES:
-        raise ValueError(f"no such codec: {name!r}; there are {', '.join(CODEC_NAMES)}")
+        raise unknown_name("codec", name, CODEC_NAMES)
     return CODEC_NAMES.index(name)
 
 
@@ -184,15 +186,8 @@ def _named(records: Any, name: str, n: int) -> Any:
 
 def _variable(column: Any) -> Variable:
     """Return views of the buffers of a pa.BinaryArray, which may be a slice of another."""
-    n = len(column)
-    _, ends, data = column.buffers()
-    variable = Variable(
-        np.zeros(n + 1, np.int32)
-        if n == 0 or ends is None
-        else np.frombuffer(ends, np.int32, n + 1, column.offset * 4),
-        np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8),
-        np.array(column.is_null(), np.bool_),
-    )
+    data, ends = bytes_and_bounds(column)
+    variable = Variable(ends, data.view(), np.array(column.is_null(), np.bool_))
     for array in variable:
         array.flags.writeable = False
     return variable

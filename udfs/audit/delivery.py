@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from lastkey.logformat.primitives.siphash import keyed_hashes
+from lastkey.logformat.primitives.binary_arrays import keyed_hashes
 from lastkey.udfs.audit.entries import Secret, bins
 from lastkey.udfs.audit.runs import (
     Bools,

@@ -23,8 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastkey.logformat.messages.coordinator_records import GROUP_RECORDS, SHARE_RECORDS
-from lastkey.logformat.messages.integers import MessageError
-from lastkey.logformat.messages.reader import reader
+from lastkey.logformat.messages.reader import MessageError, reader
 from lastkey.logformat.messages.table import known_versions
 from lastkey.udfs.audit.last_records import Kinds, record_types
 from lastkey.udfs.audit.share_state import BATCH, Range, ShareStateRecord, delivered_ranges, start_offset
@@ -244,7 +243,7 @@ def _versioned(name: str, data: bytes) -> dict[str, Any]:
     version = int.from_bytes(data[:2], signed=True)
     known = known_versions(name)
     if version not in known:
-        raise MessageError(f"unknown version {version}; known are {known.low} to {known.high}")
+        raise MessageError(f"unknown version {version}; known are {known[0]} to {known[-1]}")
     return _message(name, version, data)
 
 

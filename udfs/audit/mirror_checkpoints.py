@@ -14,8 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastkey.logformat.messages.integers import MessageError
 from lastkey.logformat.messages.mirror_records import MIRROR_RECORDS, key_text, value_text
+from lastkey.logformat.messages.reader import MessageError
 from lastkey.logformat.schemas import PROBLEM, RECORDS, select
 from lastkey.udfs.data_source.find_pieces import find_pieces
 from lastkey.udfs.data_source.pieces import Range, ReadSpec, SourcePartition

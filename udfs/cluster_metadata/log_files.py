@@ -32,9 +32,8 @@ from pyarrow import fs as pafs
 from lastkey.logformat import names
 from lastkey.logformat.batches.segment import SegmentReader, open_segment
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, readable
-from lastkey.logformat.messages.integers import MessageError
 from lastkey.logformat.messages.metadata_changes import MetadataChange, metadata_changes
-from lastkey.logformat.messages.reader import reader
+from lastkey.logformat.messages.reader import MessageError, reader
 from lastkey.udfs.cluster_metadata.image import BROKER, TOPIC, Image
 
 FOLDER: Final = names.partition_folder(names.CLUSTER_METADATA, 0)

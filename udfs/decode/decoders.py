@@ -27,7 +27,6 @@ payload 19, base64 6; long (8 bytes) 165. Only json calls Python for each value:
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,8 +37,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds, is_bytes, whole_array
-from lastkey.logformat.primitives.java_text import decode_text
+from lastkey.logformat.errors import unknown_name
+from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds, decode_text, is_bytes, whole_array
 from lastkey.udfs.decode.base64_kernels import write_base64
 
 _MAX_TEXT_BYTES: Final = 2**31 - 1
@@ -135,9 +134,7 @@ def fail_at_first(values: Any, reasons: Any, name: str) -> None:
 def decoder(name: str) -> Decoder:
     """Return the decoder of a name. Raises ValueError, with the closest match, if it is unknown."""
     if name not in DECODERS:
-        near = difflib.get_close_matches(name, DECODERS)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(DECODERS)}"
-        raise ValueError(f"no such decoder: {name!r}; {hint}")
+        raise unknown_name("decoder", name, DECODERS)
     return DECODERS[name]
 
 

@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds
-from lastkey.logformat.primitives.siphash import keyed_hashes
+from lastkey.logformat.primitives.binary_arrays import bytes_and_bounds, keyed_hashes
 from lastkey.udfs.key_search.key_set_kernels import roll_all, search
 from lastkey.udfs.yields.key_filter import build_filter, holds
 

@@ -23,7 +23,7 @@ from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.paths import AUDIT_KEY
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
-from lastkey.logformat.primitives.siphash import keyed_hashes
+from lastkey.logformat.primitives.binary_arrays import keyed_hashes
 from lastkey.udfs.audit.entries import as_bytes
 from lastkey.udfs.key_search.findings import finding_columns
 from lastkey.udfs.key_search.key_set import KeySet

@@ -18,7 +18,7 @@ from lastkey.logformat.control_characters import visible, visible_bytes
 from lastkey.logformat.dump.files import DumpOptions, dump, file_kind
 from lastkey.logformat.dump.lines import json_lines
 from lastkey.logformat.dump.log import LogOptions, RecordLimits, as_strings
-from lastkey.logformat.primitives.java_text import decode_text
+from lastkey.logformat.primitives.binary_arrays import decode_text
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import START_MS, Row, arrow_records, write_partition, write_segment
 from tests.golden import DUMPED, golden
@@ -257,7 +257,7 @@ def test_other_control_records_are_dumped(tmp_path, kind, shown):
 
 def test_text_above_the_limit_of_arrow_is_split(tmp_path, monkeypatch):
     log = write_segment(tmp_path, f"a=1 | b={'x' * 1000} | c=3")
-    monkeypatch.setattr("lastkey.logformat.primitives.java_text._MAX_TEXT", 500)
+    monkeypatch.setattr("lastkey.logformat.primitives.binary_arrays._MAX_TEXT", 500)
     monkeypatch.setattr("lastkey.logformat.dump.log._PART_ROWS", 1)
     text, findings = dumped(log, options=replace(DATA, as_json=True))
     assert [json.loads(line).get("offset") for line in text.splitlines()] == [None, 0, None, 2]

@@ -17,7 +17,7 @@ import pytest
 
 from lastkey.jobs.audit.sources import archive_source
 from lastkey.jobs.command.kinds import EVERY_TOPIC
-from lastkey.logformat.primitives.siphash import keyed_hashes
+from lastkey.logformat.primitives.binary_arrays import keyed_hashes
 from lastkey.udfs.audit import entries
 from lastkey.udfs.audit.entries import Cuts, Group, ReadTask, as_bytes, bins, read_task
 from lastkey.udfs.data_source.find_pieces import find_pieces

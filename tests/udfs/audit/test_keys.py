@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lastkey.logformat.primitives.siphash import keyed_hashes
+from lastkey.logformat.primitives.binary_arrays import keyed_hashes
 from lastkey.udfs.audit.keys import AUDIT_KEYS, FIRST, KeysQuestion, add_partitions, first_keys
 from lastkey.udfs.audit.runs import Shown, Sides, load, ranges
 from tests.builders.mirrored import added_up, write_rows

@@ -19,7 +19,7 @@ from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.batches.walk_kernels import walk_batches
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
-from lastkey.logformat.primitives.siphash import keyed_hashes
+from lastkey.logformat.primitives.binary_arrays import keyed_hashes
 from lastkey.udfs.compact.clean.deciders import ErasedKeys
 from lastkey.udfs.compact.clean.key_kernels import KEY_OFFSET, SLOT, enter_offsets
 from lastkey.udfs.compact.plan import Erasing
