@@ -98,30 +98,23 @@ class HeaderColumns(NamedTuple):
 @kernel
 def copy_headers(
     run: Run, body_row: np.ndarray, spans: np.ndarray, at: np.ndarray, ends: np.ndarray, out: HeaderColumns
-) -> bool:
-    """Copy the headers of n records to `out`; return whether a key has a byte above 127. at, ends: the rows of
-    locate_fields for headers.
-    """
+) -> None:
+    """Copy the headers of n records to `out`. at, ends: the rows of locate_fields for headers."""
     out.key_ends[0] = 0
     out.value_ends[0] = 0
-    high = np.uint8(0)
     for i in range(spans.shape[0]):
         if run.bodies[body_row[i]].in_scratch:
-            high |= _copy_record_headers(run.scratch, at[i], spans[i].end, ends[i], ends[i + 1], out)
+            _copy_record_headers(run.scratch, at[i], spans[i].end, ends[i], ends[i + 1], out)
         else:
-            high |= _copy_record_headers(run.raw, at[i], spans[i].end, ends[i], ends[i + 1], out)
-    return bool(high >= 0x80)
+            _copy_record_headers(run.raw, at[i], spans[i].end, ends[i], ends[i + 1], out)
 
 
 @inline
-def _copy_record_headers(buf: np.ndarray, at: int, end: int, first: int, last: int, out: HeaderColumns) -> np.uint8:
-    high = np.uint8(0)
+def _copy_record_headers(buf: np.ndarray, at: int, end: int, first: int, last: int, out: HeaderColumns) -> None:
     for h in range(first, last):
         size, at = read_varint(buf, at, end)
         to = np.int64(out.key_ends[h])
-        for j in range(size):
-            out.keys[to + j] = buf[at + j]
-            high |= buf[at + j]
+        copy_bytes(out.keys, to, buf, at, size)
         out.key_ends[h + 1] = to + size
         size, at = read_varint(buf, at + size, end)
         out.null_value[h] = size < 0
@@ -130,4 +123,3 @@ def _copy_record_headers(buf: np.ndarray, at: int, end: int, first: int, last: i
         copy_bytes(out.values, to, buf, at, size)
         out.value_ends[h + 1] = to + size
         at += size
-    return high

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches import column_kernels as kernels
@@ -31,7 +30,8 @@ from lastkey.logformat.layout import (
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
 )
-from lastkey.logformat.schemas import BATCHES, HEADER, HEADERS, RECORDS, TIMESTAMP
+from lastkey.logformat.primitives.binary_arrays import decode_text
+from lastkey.logformat.schemas import HEADER, HEADERS, RECORDS, TIMESTAMP
 
 MAX_ROWS: Final = 1 << 16
 MAX_BYTES: Final = 64 << 20
@@ -85,29 +85,11 @@ def record_batches(
 
 def header_batch(batches: NDArray[np.void], schema: Any, place: TopicPartition) -> Any:
     """Return layout.BATCH[n] as one pa.RecordBatch of `schema`, columns of BATCHES."""
-    part = _Headers(batches, place)
-    return pa.record_batch([part.column(name) for name in schema.names], schema=schema)
-
-
-@dataclass(frozen=True)
-class _Headers:
-    """Columns of batches. A column of records that repeats its batch's value is made in the same way."""
-
-    batches: NDArray[np.void]
-    place: TopicPartition
-
-    def column(self, name: str) -> Any:
-        make = _FROM_BATCH.get(name)
-        field = BATCHES.field(name)
-        if make is not None:
-            return _array(make(self.batches), field.type)
-        return _common(self, name, len(self.batches))
-
-    def attributes(self) -> NDArray[Any]:
-        return self.batches["attributes"]
-
-    def base_timestamp(self) -> NDArray[Any]:
-        return self.batches["base_timestamp"]
+    columns = []
+    for field in schema:
+        column = _place_column(place, field.name, len(batches))
+        columns.append((_batch_column(batches, field.name) if column is None else column).cast(field.type))
+    return pa.record_batch(columns, schema=schema)
 
 
 @dataclass(frozen=True)
@@ -125,16 +107,10 @@ class _BatchRecords:
         make = _FROM_RECORD.get(name)
         if make is not None:
             return make(self)
-        from_batch = _FROM_BATCH.get(name)
-        if from_batch is not None:
-            return _array(from_batch(self.run.batches)[self.body_row], RECORDS.field(name).type)
-        return _common(self, name, len(self.spans))
-
-    def attributes(self) -> NDArray[Any]:
-        return self.run.batches["attributes"][self.body_row]
-
-    def base_timestamp(self) -> NDArray[Any]:
-        return self.run.batches["base_timestamp"][self.body_row]
+        column = _place_column(self.place, name, len(self.spans))
+        if column is None:  # a column that repeats its batch's value
+            column = _batch_column(self.run.batches, name).take(pa.array(self.body_row))
+        return column.cast(RECORDS.field(name).type)
 
     def base_offset(self) -> Any:
         return pa.array(self.run.bodies["base_offset"][self.body_row])
@@ -185,11 +161,10 @@ class _BatchRecords:
         key_ends, value_ends, null = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32), np.empty(n, np.bool_)
         keys, values = (np.empty(int(size), np.uint8) for size in self._fields[2])
         out = kernels.HeaderColumns(key_ends, value_ends, null, keys, values)
-        not_ascii = kernels.copy_headers(self.run, self.body_row, self.spans, at, ends, out)
-        key = _from_buffers(pa.binary(), np.zeros(n, np.bool_), key_ends, keys)
+        kernels.copy_headers(self.run, self.body_row, self.spans, at, ends, out)
+        key = decode_text(_from_buffers(pa.binary(), np.zeros(n, np.bool_), key_ends, keys))
         pairs = pa.StructArray.from_arrays(
-            [_text(key) if not_ascii else key.view(pa.string()), _from_buffers(pa.binary(), null, value_ends, values)],
-            fields=list(HEADER),
+            [key, _from_buffers(pa.binary(), null, value_ends, values)], fields=list(HEADER)
         )
         none = np.diff(ends) == 0
         validity = _bitmap(~none) if none.any() else None
@@ -198,8 +173,8 @@ class _BatchRecords:
         )
 
 
-# Columns that are fields of a batch's header, by the columns' names.
-_FROM_BATCH: Final[dict[str, Callable[[NDArray[np.void]], NDArray[Any]]]] = {
+# Columns of batches that are not a field of the same name in their headers.
+_FROM_BATCH: Final[dict[str, Callable[[NDArray[np.void]], Any]]] = {
     "size_bytes": lambda b: b["size"],
     "max_timestamp_ms": lambda b: b["max_timestamp"],
     "base_timestamp_ms": lambda b: b["base_timestamp"],
@@ -207,14 +182,9 @@ _FROM_BATCH: Final[dict[str, Callable[[NDArray[np.void]], NDArray[Any]]]] = {
     "timestampType": lambda b: np.where(b["magic"] == 0, -1, (b["attributes"] & TIMESTAMP_TYPE_MASK) // 8),
     "transactional": lambda b: b["attributes"] & TRANSACTIONAL_MASK != 0,
     "control": lambda b: b["attributes"] & CONTROL_MASK != 0,
-    **{
-        name: (lambda b, name=name: b[name])  # type: ignore[misc]
-        for name in (
-            "position", "base_offset", "last_offset", "records_count", "producer_id", "producer_epoch",
-            "base_sequence", "control_type", "coordinator_epoch", "magic", "crc",
-        )
-    },
-}  # fmt: skip
+    "codec": lambda b: pa.array(CODEC_NAMES).take(pa.array(b["attributes"] & CODEC_MASK)),
+    "delete_horizon_ms": lambda b: pa.array(b["base_timestamp"], mask=b["attributes"] & DELETE_HORIZON_MASK == 0),
+}
 
 _FROM_RECORD: Final[dict[str, Callable[[_BatchRecords], Any]]] = {
     "key": _BatchRecords.key,
@@ -228,20 +198,17 @@ _FROM_RECORD: Final[dict[str, Callable[[_BatchRecords], Any]]] = {
 }
 
 
-def _common(part: _BatchRecords | _Headers, name: str, n: int) -> Any:
+def _batch_column(batches: NDArray[np.void], name: str) -> Any:
+    """Return a column of BATCH[n] as a pa.Array."""
+    column = _FROM_BATCH[name](batches) if name in _FROM_BATCH else batches[name]
+    return pa.array(np.ascontiguousarray(column)) if isinstance(column, np.ndarray) else column
+
+
+def _place_column(place: TopicPartition, name: str, n: int) -> Any:
+    """Return the column topic or partition, n times the same; None for any other name."""
     if name == "topic":
-        return pa.repeat(pa.scalar(part.place.topic, pa.string()), n)
-    if name == "partition":
-        return pa.repeat(pa.scalar(part.place.partition, pa.int32()), n)
-    if name == "codec":
-        return pa.array(CODEC_NAMES).take(pa.array(part.attributes() & CODEC_MASK))
-    if name == "delete_horizon_ms":
-        return pa.array(part.base_timestamp(), mask=part.attributes() & DELETE_HORIZON_MASK == 0)
-    raise KeyError(name)
-
-
-def _array(values: NDArray[Any], kind: Any) -> Any:
-    return pa.array(np.ascontiguousarray(values)).cast(kind)
+        return pa.repeat(pa.scalar(place.topic, pa.string()), n)
+    return pa.repeat(pa.scalar(place.partition, pa.int32()), n) if name == "partition" else None
 
 
 def _bitmap(valid: NDArray[np.bool_]) -> Any:
@@ -252,16 +219,3 @@ def _from_buffers(kind: Any, null: NDArray[np.bool_], ends: NDArray[np.int32], d
     n_null = int(null.sum())
     buffers = [_bitmap(~null) if n_null else None, pa.py_buffer(ends), pa.py_buffer(data)]
     return pa.Array.from_buffers(kind, len(null), buffers, n_null)
-
-
-def _text(keys: Any) -> Any:
-    """Return header keys (pa.binary) as text; malformed UTF-8 becomes U+FFFD, as in Kafka's reader."""
-    text = keys.view(pa.string())
-    try:
-        text.validate(full=True)
-    except pa.ArrowInvalid:
-        # A Python loop, but only over distinct keys, and only if one of them is malformed.
-        different = pc.dictionary_encode(keys)
-        names = [name.decode(errors="replace") for name in different.dictionary.to_pylist()]
-        return pa.array(names, pa.string()).take(different.indices)
-    return text
