@@ -233,15 +233,11 @@ def _run_lines(run: Run, chunk: Chunk, options: LogOptions, findings: LogFinding
         last_batch = len(batches) if last == len(row_of) else int(row_of[last - 1]) + 1
         if keep is None:
             findings.take(np.asarray(records.column("offset")))
-        part = _DumpedBatches(
-            records,
-            row_of[first:last] - first_batch,
-            batches[first_batch:last_batch],
-            fit[first_batch:last_batch],
-            None if checksums is None else (checksums[0][first:last], checksums[1][first:last]),
-        )
+        part_rows, part_batches = slice(first, last), slice(first_batch, last_batch)
+        sums = None if checksums is None else (checksums[0][part_rows], checksums[1][part_rows])
         try:
-            yield part.lines(options)
+            lines = options.batches(batches[part_batches], fit[part_batches])
+            yield _with_records(lines, records, row_of[part_rows] - first_batch, sums, options)
         except pa.ArrowCapacityError as error:
             batch, expected = batches[row_of[first]], "records of less than 2 GiB as text"
             findings.problems.append(batch_error("huge", chunk.path, batch, expected, str(error)))
@@ -256,36 +252,28 @@ def _keep(run: Run, wanted: RecordLimits) -> NDArray[np.bool_]:
     return np.concatenate([np.empty(0, np.bool_), *(np.asarray(wanted.records(records)) for records in parts)])
 
 
-@dataclass(frozen=True)
-class _DumpedBatches:
-    """Batches and their records. The line of the first records' batch may have been shown before."""
+def _with_records(lines: Any, records: Any, row_of: NDArray[np.int64], checksums: Any, options: LogOptions) -> Any:
+    """Return the lines of batches, each followed by those of its records.
 
-    records: Any
-    row_of: NDArray[np.int64]  # row of each record's batch; -1: that batch was shown before
-    batches: NDArray[np.void]
-    fit: NDArray[np.bool_]
-    checksums: tuple[NDArray[np.uint32], NDArray[np.bool_]] | None
-
-    def lines(self, options: LogOptions) -> Any:
-        """Return the lines of the batches, each followed by its records."""
-        records, n = self.records, len(self.batches)
-        data = pc.invert(records.column("control"))
-        key = payload = None
-        if options.decode is not None and len(records):
-            key, payload = options.decode(records.column("key"), records.column("value"), records.column("offset"))
-            key, payload = (pc.if_else(data, column, None) for column in (key, payload))
-        lines = options.batches(self.batches, self.fit)
-        if not options.deep:
-            return lines
-        of_records = options.records(records, self.checksums, key, payload)
-        order = np.empty(n + len(records), np.int64)
-        counts = np.bincount(np.maximum(self.row_of, 0), minlength=n) if n else np.empty(0, np.int64)
-        before = int((self.row_of < 0).sum())
-        counts[:1] -= before
-        order[:before] = n + np.arange(before)
-        order[before + np.arange(n) + np.cumsum(counts) - counts] = np.arange(n)
-        order[np.arange(before, len(records)) + self.row_of[before:] + 1] = n + np.arange(before, len(records))
-        return pa.concat_arrays([lines, of_records]).take(pa.array(order))
+    row_of: int64[records], row of each record's batch; -1: that batch was shown before. checksums: as record_lines
+    takes them.
+    """
+    if not options.deep:
+        return lines
+    n, data = len(lines), pc.invert(records.column("control"))
+    key = payload = None
+    if options.decode is not None and len(records):
+        texts = options.decode(records.column("key"), records.column("value"), records.column("offset"))
+        key, payload = (pc.if_else(data, column, None) for column in texts)
+    of_records = options.records(records, checksums, key, payload)
+    order = np.empty(n + len(records), np.int64)
+    counts = np.bincount(np.maximum(row_of, 0), minlength=n) if n else np.empty(0, np.int64)
+    before = int((row_of < 0).sum())
+    counts[:1] -= before
+    order[:before] = n + np.arange(before)
+    order[before + np.arange(n) + np.cumsum(counts) - counts] = np.arange(n)
+    order[np.arange(before, len(records)) + row_of[before:] + 1] = n + np.arange(before, len(records))
+    return pa.concat_arrays([lines, of_records]).take(pa.array(order))
 
 
 def legacy_checksums(run: Run, chunk: Chunk, max_batch_bytes: int) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
