@@ -80,8 +80,8 @@ class IndexBuilder:
         final = none
         if state[k.MAX_TIMESTAMP] > state[k.LAST_TIME_ENTRY]:
             final = state[[k.MAX_TIMESTAMP, k.OFFSET_OF_MAX]].reshape(1, 2)
-        offset_entries = np.concatenate([none, *self._offset_entries]).view(offset_index.ENTRY)[:, 0]
-        time_entries = np.concatenate([*self._time_entries, final]).view(time_index.ENTRY)[:, 0]
+        offset_entries = np.concatenate([none, *self._offset_entries], axis=None).view(offset_index.ENTRY)
+        time_entries = np.concatenate([*self._time_entries, final], axis=None).view(time_index.ENTRY)
         return (
             offset_index.write(offset_entries, self.base_offset, self.path),
             time_index.write(time_entries, self.base_offset, self.path),

@@ -31,7 +31,7 @@ from lastkey.logformat.errors import AccessError
 from lastkey.logformat.storage.access_error import DENIED, EXPIRED, UNAVAILABLE, classify_message, in_one_line
 from lastkey.logformat.storage.buckets import Bucket, parse_bucket
 from lastkey.logformat.storage.io_counts import count, is_limited
-from lastkey.logformat.storage.regular_files import SeekableFile
+from lastkey.logformat.storage.seekable import SeekableFile
 
 _CONNECT_SECONDS: Final = 3
 _SILENT_SECONDS: Final = 6  # since the last byte of an answer

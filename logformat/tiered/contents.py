@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError, readable
 from lastkey.logformat.side_files.small_files import most_side_bytes, read_small_file
-from lastkey.logformat.storage.regular_files import SeekableFile, open_input
+from lastkey.logformat.storage.regular_files import open_input
+from lastkey.logformat.storage.seekable import SeekableFile
 from lastkey.logformat.tiered.objects import EPOCHS, INDEXES, MANIFEST, UploadedCopy
 
 _INDEXES: Final = {

@@ -34,7 +34,8 @@ from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.side_files import checkpoints, transaction_index
 from lastkey.logformat.storage.locations import text_entries
-from lastkey.logformat.storage.regular_files import SeekableFile, open_input
+from lastkey.logformat.storage.regular_files import open_input
+from lastkey.logformat.storage.seekable import SeekableFile
 from lastkey.logformat.tiered.choice import ChosenCopies, CopyRange, choose
 from lastkey.logformat.tiered.contents import Contents
 from lastkey.logformat.tiered.objects import (
