@@ -1,4 +1,4 @@
-"""The lab itself: brokers start and stop, the oracles agree with one another, and what is wrong is noticed."""
+"""The lab itself: the oracles agree with one another, and notice what is wrong."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from tests.kafka_lab import (
     start_restored,
     visible_lines,
 )
-from tests.kafka_lab.jars import NEW, cache_dir, java_tool, lab_jars, reference
-from tests.kafka_lab.jvm import LabJvm, class_archive, classes, lab
 from tests.kafka_lab.loading import log_problems
 
 pytestmark = pytest.mark.kafka
@@ -64,22 +62,6 @@ def test_kafka_consumer_reads_the_records_of_the_files(written):
     assert whole.data_sha256 == read["orders-0", "read_uncommitted"].data_sha256
 
 
-def test_failing_broker_reports_its_reason_and_leaves_no_process(tmp_path):
-    broker = Broker(tmp_path, {"num.io.threads": "many"})
-    with pytest.raises(LabError, match="many"):
-        broker.start()
-    assert broker._process is None
-    broker.stop()
-
-
-def test_a_broker_stops_when_its_test_fails(tmp_path):
-    with pytest.raises(ZeroDivisionError), Broker(tmp_path) as broker:
-        process = broker._process
-        raise ZeroDivisionError
-    assert process.returncode is not None
-    assert (broker.data / ".kafka_cleanshutdown").exists()
-
-
 def test_old_broker_writes_old_magic(tmp_path):
     settings = "records=60 batch=2048 segment=4096 oldbroker=true idempotent=false"
     with OldBroker(tmp_path) as broker:
@@ -95,11 +77,6 @@ def test_the_roll_marker_is_alone_in_the_active_segment(written):
     active = max((data / "orders-0").glob("*.log"))
     [lines] = dump([active], "R").values()
     assert [line.split("\t")[4] for line in lines] == ["enotcm9sbC1tYXJrZXItMA=="]
-
-
-def test_an_unknown_option_of_a_spec_is_refused():
-    with pytest.raises(LabError, match="unknown option recods"):
-        make_logs("127.0.0.1:1", ["topic=t recods=5"])
 
 
 def test_index_check_accepts_what_the_broker_wrote(written):
@@ -139,11 +116,6 @@ def test_kafka_dump_log_prints_batches_and_records(written):
     assert "compresscodec: zstd" in text
 
 
-def test_kafka_dump_log_reports_its_errors():
-    with pytest.raises(LabError, match="no-such-option is not a recognized option"):
-        dump_log_segments("--no-such-option")
-
-
 def test_broker_loads_and_serves_logs_of_another_broker(written):
     report = load_under_broker([written[0]])
     assert report.notes == []
@@ -163,72 +135,6 @@ def test_log_directory_without_a_clean_shutdown_is_refused(written, tmp_path):
     (copy / ".kafka_cleanshutdown").unlink()
     with pytest.raises(LabError, match="kafka_cleanshutdown"), start_restored(copy):
         pass
-
-
-def test_jvm_is_reused_after_a_failed_command_and_replaced_after_its_death():
-    with pytest.raises(LabError, match="no command"):
-        lab().call("fly")
-    assert dump_log_segments("--version").startswith(NEW)
-    before = lab()
-    before._process.kill()
-    before._process.wait()
-    assert lab() is not before
-    assert dump_log_segments("--version").startswith(NEW)
-
-
-def test_jvm_that_exits_during_a_command_is_an_error():
-    jvm = LabJvm()
-    try:
-        jvm._process.kill()
-        with pytest.raises(LabError, match="died in dump"):
-            jvm.call("dump", path="x", kinds="")
-    finally:
-        jvm.close()
-
-
-def test_class_archive_is_kept_after_a_clean_exit_of_the_jvm(written):
-    assert list(classes().glob(f"broker-{NEW}-*.jsa"))
-    with pytest.raises(ZeroDivisionError), class_archive("never") as (option, *_):
-        Path(option.partition("=")[2]).write_bytes(b"cut off")
-        raise ZeroDivisionError
-    assert not list(classes().glob("never-*"))
-
-
-def test_lab_fails_without_java(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(LabError, match="needs a JDK 17"):
-        java_tool("java")
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(LabError, match="JAVA_HOME"):
-        java_tool("javac")
-
-
-@pytest.mark.parametrize(("named", "version"), [(None, "4.3.0"), ("", "4.3.0"), ("4.4.0", "4.4.0")])
-def test_reference_version_is_set_by_an_environment_variable(named, version):
-    assert reference({} if named is None else {"LASTKEY_KAFKA_VERSION": named}) == version
-
-
-def test_unknown_reference_version_is_refused():
-    with pytest.raises(LabError, match=r"LASTKEY_KAFKA_VERSION: expected 4\.3\.0 or 4\.4\.0, found 4\.2\.0"):
-        reference({"LASTKEY_KAFKA_VERSION": "4.2.0"})
-
-
-def test_failed_fetch_is_reported(monkeypatch, tmp_path):
-    monkeypatch.setenv("LASTKEY_KAFKA_DIR", str(tmp_path))
-    nowhere = "<ivysettings><settings defaultResolver='none'/></ivysettings>"
-    monkeypatch.setattr("tests.kafka_lab.jars._SETTINGS", nowhere)
-    monkeypatch.setattr("tests.kafka_lab.jars._ATTEMPTS", 1)
-    with pytest.raises(LabError, match="could not be fetched"):
-        lab_jars()
-    assert not list(tmp_path.glob("libs-*"))
-    assert not list(tmp_path.glob("fetch-*"))
-
-
-def test_cache_folder_is_set_by_an_environment_variable(monkeypatch, tmp_path):
-    monkeypatch.setenv("LASTKEY_KAFKA_DIR", str(tmp_path / "elsewhere"))
-    assert cache_dir() == tmp_path / "elsewhere"
-    assert (tmp_path / "elsewhere").is_dir()
 
 
 STORAGE = "org.apache.kafka.storage.internals.log"

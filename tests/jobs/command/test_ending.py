@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -25,7 +23,6 @@ from lastkey.jobs.command.openmetrics import FAMILIES, RunMetrics, openmetrics
 from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
 from tests.builders.logs import write_partition
 from tests.builders.steps import at_step
-from tests.builders.trees import files_in, tree
 
 ROOT = Path(__file__).resolve().parents[3]
 TOML = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n[job]\nengine = "threads"\n'
@@ -118,50 +115,6 @@ def test_every_job_with_the_metrics_option_writes_the_file(place: Place, tmp_pat
         assert found["lastkey_run_exit_code", ""] == code, words
         assert f'command="{words[0]}"' in place.metrics.read_text()
         assert ("lastkey_run_partitions", "") in {(name, "") for name, _ in found} or words[0] == "vacuum"
-
-
-@pytest.mark.parametrize("where", ["archive/t-0/lastkey.prom", "link/t-0/lastkey.prom", "store/lastkey.prom"])
-@pytest.mark.parametrize("job", ["compact", "vacuum", "verify"])
-def test_metrics_file_in_an_archive_or_store_is_refused(
-    place: Place, tmp_path: Path, where: str, job: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Vacuum is given the store alone, whose checkpoints name the archive."""
-    assert place.compact() == DONE
-    (tmp_path / "link").symlink_to(place.archive)
-    before = tree(place.archive), tree(place.store)
-    words = {"compact": ["compact", str(place.archive)], "vacuum": ["vacuum"], "verify": ["verify"]}[job]
-    assert main([*words, "--store", str(place.store), "--metrics-file", str(tmp_path / where)]) == USAGE
-    assert (tree(place.archive), tree(place.store)) == before
-    assert "--metrics-file" in capsys.readouterr().err
-
-
-def test_file_of_another_kind_is_not_replaced(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same holds for an archive and a store of which the command has no name."""
-    assert place.compact() == DONE
-    other, others = tmp_path / "other" / "archive", tmp_path / "other" / "store"
-    shutil.copytree(place.archive, other)
-    shutil.copytree(place.store, others)
-    (tmp_path / "notes.txt").write_text("x")
-    (tmp_path / "link.prom").symlink_to(place.metrics)
-    (tmp_path / "dangling.prom").symlink_to(tmp_path / "none")
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    logs = [path for path in (*files_in(other, "*/*.log"), *files_in(others, "**/*.log")) if path.stat().st_size]
-    manifests = files_in(others, "**/manifest.json")
-    names = ("notes.txt", "link.prom", "dangling.prom", "folder", "pipe")
-    before, text = (tree(other), tree(others)), place.metrics.read_text()
-    for path in (*logs, *manifests, *(tmp_path / name for name in names)):
-        place.metrics = path
-        assert place.compact("--force") == USAGE, path
-        output = capsys.readouterr().err
-        if path.is_relative_to(tmp_path / "other"):  # whatever kind of file it is
-            assert f"--metrics-file {path} lies in the " in output
-        else:
-            assert f"--metrics-file: {path}: expected no file, or metrics of Lastkey, found " in output
-    assert (tree(other), tree(others)) == before
-    assert (tmp_path / "lastkey.prom").read_text() == text
-    assert (tmp_path / "notes.txt").read_text() == "x" and not (tmp_path / "none").exists()
-    assert len(list(place.store.glob("segments/t-0/*"))) == 1  # nothing was done
 
 
 def test_an_empty_file_and_metrics_of_other_runs_are_replaced(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

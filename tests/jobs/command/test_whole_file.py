@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -51,6 +52,11 @@ def test_only_a_missing_or_empty_file_or_one_of_its_own_kind_is_replaced(tmp_pat
         link.symlink_to(path)
         with pytest.raises(UsageError, match="found a symbolic link"):
             check_file("--output", str(link), kind)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        with pytest.raises(UsageError, match=f"expected no file, or {kind.name}, found"):
+            check_file("--output", str(tmp_path / name), kind)
 
 
 def test_no_command_replaces_a_file_of_an_archive_or_a_store(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.builders.damage import build
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.pages import needs_nothing_else
 from tests.builders.profiles import HOSTILE, a_segment, large, many
-from tests.builders.trees import files_in, read_tree
+from tests.builders.trees import files_in
 
 pytestmark = pytest.mark.slow
 
@@ -169,17 +169,6 @@ def test_the_command_writes_a_page_and_refuses_a_folder(archive):
         archive_report.run(options(archive, output=str(archive.parent)), Silent())
 
 
-@pytest.mark.parametrize("inside", ["t-0/00000000000000000000.log", "page.html", "new/page.html", "t-0/../page.html"])
-def test_page_inside_the_archive_is_refused(archive, inside):
-    before = read_tree(archive)
-    with pytest.raises(UsageError, match="lies in the archive"):
-        archive_report.run(options(archive, output=str(archive / inside)), Silent())
-    (archive.parent / "beside").symlink_to(archive)
-    with pytest.raises(UsageError, match="lies in the archive"):
-        archive_report.run(options(archive, output=str(archive.parent / "beside" / inside)), Silent())
-    assert read_tree(archive) == before
-
-
 def test_invalid_output_is_reported_before_the_first_read(archive, monkeypatch):
     (archive.parent / "file").write_text("mine")
     for output, problem in (
@@ -209,17 +198,6 @@ def test_existing_page_is_replaced_by_a_complete_page(archive, monkeypatch):
     archive_report.run(options(archive, topics=TopicFilter(("plain",))), Silent())
     needs_nothing_else(page.read_text())
     assert {path.name for path in archive.parent.iterdir()} == {"archive", "report.html"}
-
-
-def test_file_of_another_kind_is_not_replaced(archive):
-    mine = archive.parent / "notes.html"
-    mine.write_text("<!DOCTYPE html>\n<p>mine</p>")
-    (archive.parent / "link.html").symlink_to(archive.parent / "report.html")
-    for name, found in (("notes.html", "another file"), ("link.html", "a symbolic link")):
-        with pytest.raises(UsageError, match=f"expected no file, or a page of Lastkey, found {found}"):
-            archive_report.run(options(archive, output=str(archive.parent / name)), Silent())
-    assert mine.read_text() == "<!DOCTYPE html>\n<p>mine</p>"
-    assert not (archive.parent / "report.html").exists()
 
 
 def test_history_and_runs_command_count_retained_records_equally(tmp_path, capsys):

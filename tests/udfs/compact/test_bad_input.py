@@ -38,12 +38,14 @@ from tests.builders.damage import (
 )
 from tests.builders.limits import as_nobody, open_to_all
 from tests.builders.plans import changed
+from tests.builders.sources import read
 from tests.reference.log import GZIP, LZ4, NONE, SNAPPY, ZSTD, Batch, Record, data_batch, marker_batch
 
 CODECS = {"none": NONE, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
 COMPRESSED = {name: codec for name, codec in CODECS.items() if codec}
 INNER = SEGMENT_OFFSETS  # base of the segment that is damaged
 ACTIVE = (SEGMENTS - 1) * SEGMENT_OFFSETS
+OF_A_BATCH = ("length", "crc", "magic", "codec", "compressed", "count", "varint", "record", "offsets")
 
 
 @pytest.fixture
@@ -76,7 +78,9 @@ def coded(tmp_path: Path, codec: int) -> Partition:
 
 
 def expect(part: Partition, kind: str, position: int, *, base: int = INNER, sealed: bool = False) -> Problem:
-    """Check that verify finds a problem, and that the partition is uncleanable for the same one."""
+    """Check that verify finds a problem, and that the partition is uncleanable for the same one. The data source must
+    quarantine a bad batch, and read the other segments.
+    """
     path = f"t-0/{segment_file(base, 'log')}"
     checked = part.verify(sealed=sealed)
     found = [(p.kind, p.path, p.position) for p in checked.problems]
@@ -87,6 +91,12 @@ def expect(part: Partition, kind: str, position: int, *, base: int = INNER, seal
     assert problem is not None
     assert (problem.kind, problem.path, problem.position) == (kind, path, position)
     assert problem.expected and problem.found and problem.expected != problem.found
+    if kind in OF_A_BATCH:
+        rows = read("kafka_log", part.root, badRecords="quarantine").to_pylist()
+        bad = [row["problem"] for row in rows if row["problem"]]
+        assert (kind, f"{part.root}/{path}", position) in [(p["kind"], p["path"], p["position"]) for p in bad]
+        others = [o for o in range(SEGMENTS * SEGMENT_OFFSETS) if not INNER <= o < 2 * INNER and o < ACTIVE]
+        assert set(others) <= {row["offset"] for row in rows}
     return problem
 
 
