@@ -131,6 +131,7 @@ def _state(names: tuple[str, ...], number: int, problem: str) -> str:
 
 
 _TOMBSTONE: Final = "<DELETE>"
+_SKIPPED: Final = "Error at offset {}, skipping. "
 _EMBEDDED: Final = (("subscription", "ConsumerProtocolSubscription"), ("assignment", "ConsumerProtocolAssignment"))
 _CONSUMER_PROTOCOL: Final = b"consumer"
 _TYPE: Final = struct.Struct(">h")
@@ -292,15 +293,13 @@ def _framed(
     records: dict[int, str], show: Callable[[int, int, str], str], prefix: str, keys: Any, values: Any, offsets: Any
 ) -> tuple[Any, Any]:
     codes, distinct = _distinct(values)
-    text, problem = _taken([_frame(data, records, show, prefix) for data in distinct], codes)
-    return pa.nulls(len(values), pa.string()), _or_problem(text, problem, offsets)
+    shown = [_shown(lambda data: show(*framed_message(data, records)), data, prefix) for data in distinct]
+    return pa.nulls(len(values), pa.string()), _or_problem(*_taken(shown, codes), offsets)
 
 
-def _frame(
-    data: bytes | None, records: dict[int, str], show: Callable[[int, int, str], str], prefix: str
-) -> DecodedText:
+def _shown(show: Callable[[Any], str], data: bytes | None, prefix: str = _SKIPPED) -> DecodedText:
     try:
-        return DecodedText(show(*framed_message(data, records)))
+        return DecodedText(show(data))
     except MessageError as error:
         return DecodedText(problem=prefix + _braces(str(error)))
 
@@ -358,21 +357,13 @@ def _cluster_metadata(record_type: int, version: int, text: str) -> str:
 def _mirror(record: MirrorRecord, keys: Any, values: Any, offsets: NDArray[np.int64]) -> tuple[Any, Any]:
     key_codes, distinct_keys = _distinct(keys)
     value_codes, distinct_values = _distinct(values)
-    shown_keys = [_mirror_text(record, key_text, data, None) for data in distinct_keys]
-    shown_values = [_mirror_text(record, value_text, data, _TOMBSTONE) for data in distinct_values]
+    shown_keys = [DecodedText() if data is None else _shown(partial(key_text, record), data) for data in distinct_keys]
+    shown_values = [
+        DecodedText(_TOMBSTONE) if data is None else _shown(partial(value_text, record), data)
+        for data in distinct_values
+    ]
     key = _or_problem(*_taken(shown_keys, key_codes), offsets)
     return key, _or_problem(*_taken(shown_values, value_codes), offsets)
-
-
-def _mirror_text(
-    record: MirrorRecord, show: Callable[[MirrorRecord, bytes], str], data: bytes | None, without: str | None
-) -> DecodedText:
-    if data is None:
-        return DecodedText(without)
-    try:
-        return DecodedText(show(record, data))
-    except MessageError as error:
-        return DecodedText(problem=_error(str(error)))
 
 
 # -- arrays
@@ -401,7 +392,7 @@ def _or_problem(text: Any, problem: Any, offsets: NDArray[np.int64]) -> Any:
 
 
 def _error(message: str) -> str:
-    return "Error at offset {}, skipping. " + _braces(message)
+    return _SKIPPED + _braces(message)
 
 
 def _braces(message: str) -> str:
@@ -413,6 +404,6 @@ _DECODERS: Final[dict[str, Callable[[Any, Any, Any], tuple[Any, Any]]]] = {
     "transaction-log": partial(_coordinator, TRANSACTION_RECORDS),
     "share-group-state": partial(_coordinator, SHARE_RECORDS),
     "cluster-metadata": partial(_framed, METADATA_RECORDS, _cluster_metadata, "Error at {}, skipping. "),
-    "remote-log-metadata": partial(_framed, REMOTE_RECORDS, remote_metadata_text, "Error at offset {}, skipping. "),
+    "remote-log-metadata": partial(_framed, REMOTE_RECORDS, remote_metadata_text, _SKIPPED),
     **{name: partial(_mirror, record) for name, record in MIRROR_RECORDS.items()},
 }

@@ -8,7 +8,7 @@ Source: Kafka's OffsetIndex and AbstractIndex (4.3.0).
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ ENTRY: Final = np.dtype(
         ("position", "i8"),  # position of the batch's first byte in the .log
     ]
 )
-_SIZE: Final = OFFSET_INDEX_ENTRY.itemsize
 
 
 def read(data: bytes, base_offset: int, path: str) -> NDArray[np.void]:
@@ -30,17 +29,9 @@ def read(data: bytes, base_offset: int, path: str) -> NDArray[np.void]:
 
     Raises kind "index" for a torn file (length no multiple of 8). Nothing else is checked.
     """
-    if len(data) % _SIZE:
-        whole = len(data) - len(data) % _SIZE
-        raise LogFormatError("index", path, whole, f"entries of {_SIZE} bytes", f"{len(data) - whole} bytes at the end")
-    stored = np.frombuffer(data, OFFSET_INDEX_ENTRY)
+    stored = stored_entries(data, OFFSET_INDEX_ENTRY, path)
     stop = np.flatnonzero(stored["relative_offset"] == 0)
-    stored = stored[: stop[0]] if len(stop) else stored
-    entries = np.empty(len(stored), ENTRY)
-    entries["offset"] = stored["relative_offset"]
-    entries["offset"] += base_offset
-    entries["position"] = stored["position"]
-    return entries
+    return with_offsets(stored[: stop[0]] if len(stop) else stored, ENTRY, base_offset)
 
 
 def write(entries: NDArray[np.void], base_offset: int, path: str) -> bytes:
@@ -48,30 +39,54 @@ def write(entries: NDArray[np.void], base_offset: int, path: str) -> bytes:
 
     Raises kind "relative_offset" for an offset that does not fit, kind "index" for a position that does not.
     """
+    stored = without_base(entries, OFFSET_INDEX_ENTRY, base_offset, path)
+    position = entries["position"]
+    check_entries(position > MAX_RELATIVE_OFFSET, "a position below 2^31", position, path, OFFSET_INDEX_ENTRY.itemsize)
+    return stored
+
+
+# -- for all index files
+
+
+def stored_entries(data: bytes, dtype: np.dtype[np.void], path: str, *, allow_torn: bool = False) -> NDArray[np.void]:
+    """Return the entries of an index file as stored. Raise kind "index" for a torn last one, unless `allow_torn` leaves
+    it out.
+    """
+    size = dtype.itemsize
+    torn = len(data) % size
+    if torn and not allow_torn:
+        raise LogFormatError("index", path, len(data) - torn, f"entries of {size} bytes", f"{torn} bytes at the end")
+    return np.frombuffer(data, dtype, len(data) // size)
+
+
+def with_offsets(stored: NDArray[np.void], dtype: np.dtype[np.void], base_offset: int) -> NDArray[np.void]:
+    """Return stored entries as entries of `dtype`, whose field `offset` is absolute."""
+    entries = np.empty(len(stored), dtype)
+    for name in dtype.names or ():
+        entries[name] = stored["relative_offset" if name == "offset" else name]
+    entries["offset"] += base_offset
+    return entries
+
+
+def without_base(entries: NDArray[np.void], dtype: np.dtype[np.void], base_offset: int, path: str) -> bytes:
+    """Return entries with absolute offsets as stored ones of `dtype`. Raise kind "relative_offset" if one does not
+    fit.
+    """
     relative = entries["offset"] - base_offset
-    check_relative(relative, base_offset, path, _SIZE)
-    _check(entries["position"] > MAX_RELATIVE_OFFSET, "a position below 2^31", entries["position"], path)
-    stored = np.empty(len(entries), OFFSET_INDEX_ENTRY)
-    stored["relative_offset"] = relative
-    stored["position"] = entries["position"]
-    return stored.tobytes()
-
-
-def check_relative(relative: NDArray[np.int64], base_offset: int, path: str, entry_size: int) -> None:
-    """Raise kind "relative_offset" at the first of int64[n] that does not fit an entry's field; also for time_index."""
     wrong = np.flatnonzero((relative < 0) | (relative > MAX_RELATIVE_OFFSET))
     if len(wrong):
         first = int(wrong[0])
-        raise LogFormatError(
-            "relative_offset",
-            path,
-            first * entry_size,
-            f"an offset from {base_offset} to {base_offset} + 2^31 - 1",
-            str(base_offset + int(relative[first])),
-        )
+        expected = f"an offset from {base_offset} to {base_offset} + 2^31 - 1"
+        found = str(base_offset + int(relative[first]))
+        raise LogFormatError("relative_offset", path, first * dtype.itemsize, expected, found)
+    stored = np.empty(len(entries), dtype)
+    for name in dtype.names or ():
+        stored[name] = relative if name == "relative_offset" else entries[name]
+    return stored.tobytes()
 
 
-def _check(wrong: NDArray[np.bool_], expected: str, values: NDArray[np.int64], path: str) -> None:
+def check_entries(wrong: NDArray[np.bool_], expected: str, values: NDArray[Any], path: str, size: int) -> None:
+    """Raise kind "index" at the first wrong entry (bool[n] of n values); size: bytes of an entry."""
     if wrong.any():
         first = int(wrong.argmax())
-        raise LogFormatError("index", path, first * _SIZE, expected, str(int(values[first])))
+        raise LogFormatError("index", path, first * size, expected, str(int(values[first])))

@@ -14,9 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import TIME_INDEX_ENTRY
-from lastkey.logformat.side_files.offset_index import check_relative
+from lastkey.logformat.side_files.offset_index import stored_entries, with_offsets, without_base
 
 ENTRY: Final = np.dtype(
     [
@@ -24,7 +23,6 @@ ENTRY: Final = np.dtype(
         ("offset", "i8"),  # absolute: last offset of the earliest batch that carries it
     ]
 )
-_SIZE: Final = TIME_INDEX_ENTRY.itemsize
 
 
 def read(data: bytes, base_offset: int, path: str) -> NDArray[np.void]:
@@ -34,27 +32,15 @@ def read(data: bytes, base_offset: int, path: str) -> NDArray[np.void]:
     is the whole file, or another entry follows. Raises kind "index" for a torn file (length no multiple of 12). Nothing
     else is checked.
     """
-    if len(data) % _SIZE:
-        whole = len(data) - len(data) % _SIZE
-        raise LogFormatError("index", path, whole, f"entries of {_SIZE} bytes", f"{len(data) - whole} bytes at the end")
-    stored = np.frombuffer(data, TIME_INDEX_ENTRY)
+    stored = stored_entries(data, TIME_INDEX_ENTRY, path)
     stop = np.flatnonzero(stored["relative_offset"][1:] == 0)
     if len(stop):
         stored = stored[: stop[0] + 1]
         if len(stored) == 1 and stored[0]["timestamp"] == 0 and stored[0]["relative_offset"] == 0:
             stored = stored[:0]
-    entries = np.empty(len(stored), ENTRY)
-    entries["timestamp"] = stored["timestamp"]
-    entries["offset"] = stored["relative_offset"]
-    entries["offset"] += base_offset
-    return entries
+    return with_offsets(stored, ENTRY, base_offset)
 
 
 def write(entries: NDArray[np.void], base_offset: int, path: str) -> bytes:
     """Return ENTRY[n] as the bytes of a `.timeindex`. Raise kind "relative_offset" if an offset does not fit."""
-    relative = entries["offset"] - base_offset
-    check_relative(relative, base_offset, path, _SIZE)
-    stored = np.empty(len(entries), TIME_INDEX_ENTRY)
-    stored["timestamp"] = entries["timestamp"]
-    stored["relative_offset"] = relative
-    return stored.tobytes()
+    return without_base(entries, TIME_INDEX_ENTRY, base_offset, path)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import TXN_INDEX_ENTRY
+from lastkey.logformat.side_files.offset_index import check_entries, stored_entries
 
 ENTRY: Final = TXN_INDEX_ENTRY.newbyteorder("=")  # version, producer_id, first_, last_ and last_stable_offset
 _SIZE: Final = TXN_INDEX_ENTRY.itemsize
@@ -29,11 +30,8 @@ def read(data: bytes, path: str, *, allow_torn: bool = False) -> NDArray[np.void
     Raises kind "index" for an unknown version, and for a torn last entry, unless `allow_torn` leaves it out as a broker
     does.
     """
-    torn = len(data) % _SIZE
-    if torn and not allow_torn:
-        raise LogFormatError("index", path, len(data) - torn, f"entries of {_SIZE} bytes", f"{torn} bytes at the end")
-    entries = np.frombuffer(data, TXN_INDEX_ENTRY, len(data) // _SIZE).astype(ENTRY)
-    _check(entries["version"] != _VERSION, f"version {_VERSION}", entries["version"], path)
+    entries = stored_entries(data, TXN_INDEX_ENTRY, path, allow_torn=allow_torn).astype(ENTRY)
+    check_entries(entries["version"] != _VERSION, f"version {_VERSION}", entries["version"], path, _SIZE)
     return entries
 
 
@@ -49,9 +47,3 @@ def wrong_entry(path: str, row: int, expected: str, entry: np.void) -> LogFormat
         f"last stable {entry['last_stable_offset']}"
     )
     return LogFormatError("index", path, row * _SIZE, expected, found)
-
-
-def _check(wrong: NDArray[np.bool_], expected: str, values: NDArray[np.int64], path: str) -> None:
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise LogFormatError("index", path, row * _SIZE, expected, str(int(values[row])))

@@ -36,9 +36,10 @@ from lastkey.logformat.storage.seekable import SeekableFile
 _CONNECT_SECONDS: Final = 3
 _SILENT_SECONDS: Final = 6  # since the last byte of an answer
 _SENT_SECONDS: Final = 60  # to send a part of a file, until the answer: four at once need a line of 3 Mbit/s
-_RETRY_SECONDS: Final = 7  # no attempt begins later
-_RETRIES: Final = 30  # more than fit into that time
-_PAUSE: Final = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2}
+_RETRY: Final = {  # no attempt begins later than after 7 seconds, into which fewer retries fit
+    "max_retries": 30, "retry_timeout": timedelta(seconds=7),
+    "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2},
+}  # fmt: skip
 _PART_BYTES: Final = 5 << 20  # size of the parts of an upload, S3's minimum; _AHEAD of them are sent at a time
 _AHEAD: Final = 4  # parts to fetch ahead of the reader
 _LEAST_AHEAD: Final = 1 << 20  # bytes: fetching a smaller range ahead saves almost no time
@@ -401,24 +402,12 @@ def _opened(bucket: Bucket, silent_seconds: int, process: int) -> Any:
     try:
         if bucket.certificates:
             client["root_certificate"] = Path(bucket.certificates).read_bytes()
-        return _make_store(bucket, client)
+        given: dict[str, Any] = {"config": dict(bucket.settings), "client_options": client, "retry_config": _RETRY}
+        if bucket.profile:
+            from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - slow, and only profiles need it
+
+            given["credential_provider"] = Boto3CredentialProvider()
+        return {"s3": S3Store, "az": AzureStore, "gs": GCSStore}[bucket.scheme](bucket.name, **given)
     except (*_FAILURES, ValueError) as error:
         said = in_one_line(str(error))
         raise AccessError(DENIED, str(bucket), f"its settings or credentials cannot be used: {said}") from error
-
-
-def _make_store(bucket: Bucket, client: dict[str, Any]) -> Any:
-    given: dict[str, Any] = {
-        "config": dict(bucket.settings),
-        "client_options": client,
-        "retry_config": {
-            "max_retries": _RETRIES,
-            "retry_timeout": timedelta(seconds=_RETRY_SECONDS),
-            "backoff": _PAUSE,
-        },
-    }
-    if bucket.profile:
-        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - slow, and only profiles need it
-
-        given["credential_provider"] = Boto3CredentialProvider()
-    return {"s3": S3Store, "az": AzureStore, "gs": GCSStore}[bucket.scheme](bucket.name, **given)
