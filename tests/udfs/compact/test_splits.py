@@ -161,6 +161,10 @@ def test_next_group_has_the_base_offset_of_an_empty_group(tmp_path: Path) -> Non
         now_ms=10**6, log_start_offset=10,
     )  # fmt: skip
     outcome = assert_same_all_ways(plan)
+    by_time = replace(plan.policy.settings, compaction_strategy="timestamp")  # one task runs the stages
+    in_stages = compact(changed(plan, folder="stages", settings=by_time))
+    assert "stages" in in_stages.result.work.seconds
+    assert in_stages.files() == outcome.files()
     assert [s.base_offset for s in outcome.result.log.segments] == [10, 14]
     assert [r.offset for s in outcome.segments() for b in s.batches for r in b.records] == [12, 13, 14]
 

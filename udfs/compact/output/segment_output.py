@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -111,8 +111,8 @@ def place(plan: PartitionPlan, segments: Sequence[Segment]) -> list[Segment]:
 
 
 def place_one(plan: PartitionPlan, segment: Segment) -> Segment:
-    """Move the segment's files into the generation's folder, under the name of its base. No task writes there, so a
-    late retry cannot touch them.
+    """Move the segment's files into the generation's folder, under the name of its base. Of several tasks none writes
+    there, so a late retry cannot touch them.
     """
     if plan.run.dry_run:
         return segment
@@ -145,6 +145,10 @@ def place_one(plan: PartitionPlan, segment: Segment) -> Segment:
             store.filesystem.copy_file(store.full(old), store.full(new))
     if not store.is_local:
         check_written(store, path, segment.size_bytes, segment.checksum)
+    if written.rpartition("/")[0] == plan.run.folder:  # one task wrote it there, under another base
+        for kind in written_kinds(segment):
+            with suppress(FileNotFoundError):
+                store.filesystem.delete_file(store.full(f"{written}.{kind}"))
     facts_bytes = 0 if shift else segment.facts_bytes
     return replace(segment, path=path, side_files=json.dumps(checksums), facts_bytes=facts_bytes)
 
