@@ -20,8 +20,15 @@ def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 def without(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> Ranges:
     """Return the offsets that are in the first ranges and in none of the others."""
-    left = joined(ranges)
-    for first, until in joined(others):
-        cut = [piece for begin, end in left for piece in ((begin, min(end, first)), (max(begin, until), end))]
-        left = [(begin, end) for begin, end in cut if begin < end]
-    return left
+    out, cuts, at = Ranges(), joined(others), 0
+    for start, end in joined(ranges):
+        begin = start
+        while at < len(cuts) and cuts[at][0] < end:
+            first, until = cuts[at]
+            out.append((begin, first))
+            begin = max(begin, until)
+            if until > end:  # it may cut the next range too
+                break
+            at += 1
+        out.append((begin, end))
+    return [(begin, end) for begin, end in out if begin < end]

@@ -56,6 +56,13 @@ def test_range_operations_equal_set_operations() -> None:
         assert left == sorted(left) and all(a[1] < b[0] for a, b in itertools.pairwise(left))
 
 
+def test_many_ranges_are_removed_in_one_pass() -> None:
+    n = 200_000  # a pass for each range would take hours
+    cuts = [(10 * i, 10 * i + 5) for i in range(n)]
+    assert without([(0, 10 * n)], cuts) == [(10 * i + 5, 10 * i + 10) for i in range(n)]
+    assert without(cuts, [(0, 10 * n)]) == []
+
+
 def test_coverage_of_a_chain_never_shrinks_and_excludes_gaps() -> None:
     rng = random.Random(8)
     for _ in range(300):
