@@ -14,8 +14,7 @@ from docs.option_tables import SETTINGS, default_toml
 from lastkey.jobs import installation
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.declare import Value, declared_values
-from lastkey.jobs.command.functions import COMMANDS
-from lastkey.jobs.command.job_modules import JOBS
+from lastkey.jobs.command.functions import COMMANDS, JOBS
 
 PAGE: Final = Path(__file__).resolve().parent / "lastkey.1"
 

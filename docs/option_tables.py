@@ -15,7 +15,7 @@ from lastkey.jobs import api, api_audit, api_store  # noqa: F401 - they declare 
 from lastkey.jobs.command.config import JobSettings, TopicSettings
 from lastkey.jobs.command.declare import Value, declared_values
 from lastkey.jobs.command.functions import COMMANDS
-from lastkey.jobs.policies.toml_text import toml_value
+from lastkey.jobs.policies.cluster_configs import toml_value
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SETTINGS_FILE: Final = ROOT / "conf" / "cleaner.toml"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lastkey.jobs.command import reporting
-from lastkey.jobs.command.job_modules import JOBS, imported
+from lastkey.jobs.command.functions import JOBS, imported
 from lastkey.jobs.command.reporting import JobReport
 from lastkey.udfs.problem import Problem
 

@@ -31,14 +31,14 @@ from lastkey.jobs.command.read_options import ExportOptions, InspectOptions, Loo
 if TYPE_CHECKING:
     from lastkey.jobs.command.reporting import JobReport
     from lastkey.jobs.compact.report import CompactReport
-    from lastkey.jobs.convert.report import ConvertReport
+    from lastkey.jobs.convert.job import ConvertReport
     from lastkey.jobs.export.report import ExportReport
     from lastkey.jobs.merge.report import MergeReport
     from lastkey.jobs.pack import PackReport
     from lastkey.jobs.policies.job import PoliciesReport
-    from lastkey.jobs.reindex.report import ReindexReport
+    from lastkey.jobs.reindex.job import ReindexReport
     from lastkey.jobs.replay import ReplayReport
-    from lastkey.jobs.verify.report import VerifyReport
+    from lastkey.jobs.verify.job import VerifyReport
 
 
 @command(CompactOptions, Listing, Monitoring)

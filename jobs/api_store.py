@@ -17,7 +17,7 @@ from lastkey.jobs.command.store_options import (
 )
 
 if TYPE_CHECKING:
-    from lastkey.jobs.archive_needed.report import ArchiveNeededReport
+    from lastkey.jobs.archive_needed.job import ArchiveNeededReport
     from lastkey.jobs.erase.report import EraseReport
     from lastkey.jobs.rebuild_state import RebuildReport
     from lastkey.jobs.restore.report import RestoreReport

@@ -10,8 +10,7 @@ import importlib
 import re
 from typing import Any, Final
 
-from lastkey.jobs.command.parse import read_given
-from lastkey.jobs.command.properties import parse_properties
+from lastkey.jobs.command.parse import parse_properties, read_given
 from lastkey.jobs.errors import BAD_COMMAND_CONFIG, NO_CLIENT
 
 _JAAS: Final = re.compile(r"\S*(?:PlainLoginModule|ScramLoginModule)\s+required\s+(?P<options>.*);\s*", re.DOTALL)

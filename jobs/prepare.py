@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lastkey.jobs.spark import jars, jvm
+from lastkey.jobs.spark import jvm
 from lastkey.jobs.warm_up import write_segment
 
 
@@ -31,7 +31,7 @@ def main() -> int:
 
 def _prepare_spark(java: Path) -> None:
     """Fetch jars, and train a JVM that writes the archive of its classes."""
-    if not jars.cached_delta(jars.cache({})):
+    if not jvm.cached_delta(jvm.downloads_folder({})):
         subprocess.run([sys.executable, "-c", "from lastkey.jobs.spark import session; session.start()"], check=False)
     archive = jvm.class_archive(java)
     if archive is None or archive.is_file():

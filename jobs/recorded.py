@@ -12,7 +12,6 @@ import logging
 import os
 import pwd
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from lastkey.jobs import installation
 from lastkey.jobs.archive.places import local_path
 from lastkey.jobs.command.failures import make_failure
 from lastkey.jobs.command.reporting import JobReport
-from lastkey.jobs.command.stopping import EarlyEndError
+from lastkey.jobs.command.stopping import EarlyEndError, within
 from lastkey.jobs.errors import USAGE
 from lastkey.jobs.store.folders import check_no_links
 from lastkey.jobs.store.history import killed_row
@@ -98,21 +97,18 @@ def _write(store: str, new: Sequence[JobRow]) -> str:
     """Append rows; return why that failed, "" if it did not. It has its own thread, because a store that does not
     answer must not hold the end of a run.
     """
-    failed = [f"no answer for {PATIENCE:.0f} s"]
 
-    def work() -> None:
+    def work() -> str:
         try:
             state = State(open_root(normal_uri(store)))
             if state.table_exists(CHECKPOINTS) or _holds_only_audits(state):
                 append_job_rows(state, new)
-            failed.clear()
         except BaseException as error:  # a panic of delta-rs too: no error here says anything about the run
-            failed[:] = [str(error).partition("\n")[0] or type(error).__name__]
+            return str(error).partition("\n")[0] or type(error).__name__
+        return ""
 
-    thread = threading.Thread(target=work, daemon=True, name="job-row")
-    thread.start()
-    thread.join(PATIENCE)
-    return f"this run is not in the table {RUNS}: {failed[0]}" if failed else ""
+    failed = within(PATIENCE, work, "job-row")
+    return f"this run is not in the table {RUNS}: {failed}" if failed else ""
 
 
 def _holds_only_audits(state: State) -> bool:

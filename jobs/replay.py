@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from lastkey.jobs.command.parse import Rename
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.read_options import ReplayOptions
-from lastkey.jobs.command.rename import Rename
 from lastkey.jobs.command.reporting import JobReport, TextTable, counted
 from lastkey.jobs.data_source.plan_tasks import source_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions, Selection

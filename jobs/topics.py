@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 # Kinds of folders that a broker marked, as --folders has them -> the mark in the name (logformat.names.FOLDER_MARKS)
 FOLDER_KINDS: Final = {"stray": "stray", "future": "future", "deleted": "delete"}
+FOLDERS_OF: Final = {mark: kind for kind, mark in FOLDER_KINDS.items()}  # --folders that reads a mark
 
 T = TypeVar("T")
 Key = tuple[str, int]  # topic, number of the partition

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from lastkey.jobs.api_store import archive_needed, erase, rebuild_state, restore, rollback, runs, vacuum
     from lastkey.jobs.audit.report import AuditReport
     from lastkey.jobs.compact.report import CompactReport
-    from lastkey.jobs.convert.report import ConvertReport
+    from lastkey.jobs.convert.job import ConvertReport
     from lastkey.jobs.data_source.source import register
     from lastkey.jobs.erase.report import EraseReport
     from lastkey.jobs.errors import JobError
-    from lastkey.jobs.lookup.open_partition import open_partition
+    from lastkey.jobs.lookup.plans import open_partition
     from lastkey.jobs.notebook import open_archive
-    from lastkey.jobs.reindex.report import ReindexReport
+    from lastkey.jobs.reindex.job import ReindexReport
     from lastkey.jobs.restore.report import RestoreReport
-    from lastkey.jobs.verify.report import VerifyReport
+    from lastkey.jobs.verify.job import VerifyReport
     from lastkey.logformat.batches.segment import open_segment
     from lastkey.logformat.errors import LogFormatError
     from lastkey.logformat.writing.segment_writer import SegmentWriter
@@ -56,15 +56,15 @@ _HOMES = {
     "audit": "lastkey.jobs.api_audit",
     "AuditReport": "lastkey.jobs.audit.report",
     "CompactReport": "lastkey.jobs.compact.report",
-    "ConvertReport": "lastkey.jobs.convert.report",
+    "ConvertReport": "lastkey.jobs.convert.job",
     "EraseReport": "lastkey.jobs.erase.report",
-    "ReindexReport": "lastkey.jobs.reindex.report",
+    "ReindexReport": "lastkey.jobs.reindex.job",
     "RestoreReport": "lastkey.jobs.restore.report",
-    "VerifyReport": "lastkey.jobs.verify.report",
+    "VerifyReport": "lastkey.jobs.verify.job",
     "JobError": "lastkey.jobs.errors",
     "register": "lastkey.jobs.data_source.source",
     "open_archive": "lastkey.jobs.notebook",
-    "open_partition": "lastkey.jobs.lookup.open_partition",
+    "open_partition": "lastkey.jobs.lookup.plans",
     "open_segment": "lastkey.logformat.batches.segment",
     "SegmentWriter": "lastkey.logformat.writing.segment_writer",
     "LogFormatError": "lastkey.logformat.errors",

@@ -180,19 +180,19 @@ def test_json_fields_of_compact_are_documented():
     ],
 )
 def test_json_fields_of_other_jobs_are_documented(job):
-    from lastkey.jobs.archive_needed.report import ArchiveNeededReport
-    from lastkey.jobs.convert.report import ConvertReport
+    from lastkey.jobs.archive_needed.job import ArchiveNeededReport
+    from lastkey.jobs.convert.job import ConvertReport
     from lastkey.jobs.erase.report import EraseReport
     from lastkey.jobs.export.report import ExportedTopic, ExportReport
     from lastkey.jobs.merge.report import MergeReport
     from lastkey.jobs.pack import PackReport
     from lastkey.jobs.rebuild_state import RebuildReport
-    from lastkey.jobs.reindex.report import ReindexReport
+    from lastkey.jobs.reindex.job import ReindexReport
     from lastkey.jobs.replay import ReplayReport
     from lastkey.jobs.restore.job import RestoreReport
     from lastkey.jobs.rollback import RollbackReport
     from lastkey.jobs.vacuum import VacuumReport
-    from lastkey.jobs.verify.report import VerifyReport
+    from lastkey.jobs.verify.job import VerifyReport
 
     report = {"verify": lambda: VerifyReport("A"), "reindex": lambda: ReindexReport("A", "check"),
               "convert": lambda: ConvertReport("A", "D", "v3"),

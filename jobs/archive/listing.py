@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.broker_lock import is_locked
 from lastkey.jobs.archive.join import duplicate, note_beginnings, one_log
-from lastkey.jobs.archive.marked import notes_on, why_left_out
 from lastkey.jobs.errors import MissingPathError
-from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+from lastkey.jobs.topics import EVERY_TOPIC, FOLDERS_OF, TopicFilter
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, unreadable
 from lastkey.logformat.listing import Segment, list_partition_files
@@ -37,6 +37,7 @@ from lastkey.udfs.storage import (
     read_file,
 )
 
+T = TypeVar("T")
 _BESIDE = (
     names.CLEANER_OFFSET_CHECKPOINT, names.LOG_START_OFFSET_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT,
     names.META_PROPERTIES, names.LOCK,
@@ -274,7 +275,7 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
         parsed = names.parse_partition_folder(folder)
         if parsed is not None and parsed.topic != names.CLUSTER_METADATA:
             if parsed.mark and parsed.mark not in archive.marks:
-                _leave_out(archive, below, why_left_out(parsed.mark))
+                _leave_out(archive, below, f"a folder marked -{parsed.mark} (--folders {FOLDERS_OF[parsed.mark]})")
                 continue
             archive.topics.add(parsed.topic)
             if not wanted(parsed.topic):
@@ -364,34 +365,22 @@ def _partitions(
 def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _LogDirectory:
     out = _LogDirectory()
 
-    def offsets(name: str) -> dict[tuple[str, int], int] | None:
-        if name not in files:
-            return None
-        full = f"{path}/{name}" if path else name
-        try:
-            return checkpoints.read_offset_checkpoint(read_file(archive.root, full), full)
-        except LogFormatError as error:
-            if name == names.HIGH_WATERMARK_CHECKPOINT:
-                out.high_watermark_problem = replace(Problem.of(error), hint=_NO_HIGH_WATERMARK)
-            out.unread = out.unread or _unread(error)
-            archive.notes.append(f"{error}; ignored")
-            archive.not_read.append(full)
-            return None
+    def read(name: str, parse: Callable[[bytes, str], T], then: str = "ignored") -> T | None:
+        found, error = (
+            _read_small(archive.root, _below(path, name), parse, then, archive) if name in files else (None, None)
+        )
+        if error is not None and name == names.HIGH_WATERMARK_CHECKPOINT:
+            out.high_watermark_problem = replace(Problem.of(error), hint=_NO_HIGH_WATERMARK)
+        out.unread = out.unread or _unread(error)
+        return found
 
-    out.cleaner = offsets(names.CLEANER_OFFSET_CHECKPOINT)
-    out.log_start = offsets(names.LOG_START_OFFSET_CHECKPOINT)
-    out.high_watermark = offsets(names.HIGH_WATERMARK_CHECKPOINT)
-    if names.META_PROPERTIES in files:
-        full = f"{path}/{names.META_PROPERTIES}" if path else names.META_PROPERTIES
-        try:
-            out.cluster_id = checkpoints.read_meta_properties(read_file(archive.root, full), full).cluster_id or None
-        except LogFormatError as error:
-            out.unread = out.unread or _unread(error)
-            archive.notes.append(f"{error}; cluster id unknown")
-            archive.not_read.append(full)
+    out.cleaner = read(names.CLEANER_OFFSET_CHECKPOINT, checkpoints.read_offset_checkpoint)
+    out.log_start = read(names.LOG_START_OFFSET_CHECKPOINT, checkpoints.read_offset_checkpoint)
+    out.high_watermark = read(names.HIGH_WATERMARK_CHECKPOINT, checkpoints.read_offset_checkpoint)
+    if properties := read(names.META_PROPERTIES, checkpoints.read_meta_properties, "cluster id unknown"):
+        out.cluster_id = properties.cluster_id or None
     if names.LOCK in files and archive.root.place.is_local:
-        lock = f"{path}/{names.LOCK}" if path else names.LOCK
-        out.held_by_broker = is_locked(archive.root.full(lock))
+        out.held_by_broker = is_locked(archive.root.full(_below(path, names.LOCK)))
         if out.held_by_broker:
             archive.notes.append(
                 f"{path or archive.root.uri}: a running broker holds it; read up to the high watermark"
@@ -399,17 +388,32 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
     return out
 
 
-def _unread(error: LogFormatError) -> Problem | None:
+def _read_small(
+    root: Root, path: str, parse: Callable[[bytes, str], T], then: str, of: Archive | ArchivedPartition
+) -> tuple[T | None, LogFormatError | None]:
+    """Return a parsed small file; or the error, with a note on it and what then happens."""
+    try:
+        return parse(read_file(root, path), path), None
+    except LogFormatError as error:
+        of.notes.append(f"{error}; {then}")
+        of.not_read.append(path)
+        return None, error
+
+
+def _unread(error: LogFormatError | None) -> Problem | None:
     """Return the problem of a side file that may become readable; None if the file is damaged, and will stay so."""
-    return Problem.of(error) if error.kind == "unreadable" else None
+    return Problem.of(error) if error is not None and error.kind == "unreadable" else None
 
 
 def _read_partition(
     root: Root, parsed: names.PartitionFolder, path: str, directory: _LogDirectory
 ) -> ArchivedPartition:
-    out = ArchivedPartition(parsed.topic, parsed.partition, root.uri, path, parsed.mark, notes=notes_on(parsed, path))
-    if parsed.mark:
+    out = ArchivedPartition(parsed.topic, parsed.partition, root.uri, path, parsed.mark)
+    if parsed.mark:  # the checkpoints are those of the folder without the mark: its high watermark would hide records
         directory = _LogDirectory(cluster_id=directory.cluster_id, held_by_broker=directory.held_by_broker)
+        note = f"{path}: read as partition {parsed.topic}-{parsed.partition}, without the checkpoints beside it"
+        is_cut = len(path.rpartition("/")[2]) >= names.MAX_NAME and parsed.mark != names.FUTURE
+        out.notes.append(f"{note}; the broker may have cut the topic's name to fit" if is_cut else note)
     try:
         _fill(root, out)
     except OSError as error:
@@ -480,20 +484,14 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
     out.orphans = {base: f"{out.path}/{file.name}" for base, file in resolution.orphans.items()}
     out.snapshots = {offset: f"{out.path}/{file.name}" for offset, file in resolution.snapshots.items()}
     out.side_files = {name: f"{out.path}/{name}" for name in resolution.side_files}
-    if names.PARTITION_METADATA in resolution.side_files:
-        full = f"{out.path}/{names.PARTITION_METADATA}"
+    if path := out.side_files.get(names.PARTITION_METADATA):
+        topic_id, error = _read_small(root, path, checkpoints.read_partition_metadata, "topic id unknown", out)
+        out.topic_id, out.unread = None if topic_id is None else checkpoints.format_uuid(topic_id), _unread(error)
+    if path := out.side_files.get(names.LEADER_EPOCH_CHECKPOINT):
         try:
-            out.topic_id = checkpoints.format_uuid(checkpoints.read_partition_metadata(read_file(root, full), full))
-        except LogFormatError as error:
-            out.unread = _unread(error)
-            out.notes.append(f"{error}; topic id unknown")
-            out.not_read.append(full)
-    if names.LEADER_EPOCH_CHECKPOINT in resolution.side_files:
-        full = f"{out.path}/{names.LEADER_EPOCH_CHECKPOINT}"
-        try:
-            out.leader_epochs = tuple(checkpoints.read_leader_epochs(read_file(root, full), full))
+            out.leader_epochs = tuple(checkpoints.read_leader_epochs(read_file(root, path), path))
         except LogFormatError as error:
             out.unread = out.unread or _unread(error)
             then = "rebuilt from the log" if out.unread is None else "leader epochs unknown"
             out.notes.append(f"{error}; {then}")
-            out.not_read.append(full)
+            out.not_read.append(path)

@@ -16,8 +16,8 @@ from typing import Final
 from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.listing import Archive
-from lastkey.jobs.archive.marked import FOLDERS_OF
 from lastkey.jobs.errors import MissingPathError
+from lastkey.jobs.topics import FOLDERS_OF
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.storage.locations import text_entries

@@ -23,9 +23,8 @@ from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.command.audit_options import AuditDeliveryOptions
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, duration, moment
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, Card, Table, count, counted, duration, moment
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.spark.workers import SparkTasks
 from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.history import job_rows

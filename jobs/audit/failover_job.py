@@ -18,10 +18,9 @@ from lastkey.jobs.audit.sources import AuditedLogs, list_source
 from lastkey.jobs.command.audit_options import AuditFailoverOptions
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import count, counted, moment
+from lastkey.jobs.command.reporting import Card, Table, count, counted, moment
 from lastkey.jobs.command.whole_file import PLAN
 from lastkey.jobs.errors import UnknownNameError, UsageError
-from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.topics import Key, TopicFilter
 from lastkey.udfs.audit.committed import Committed

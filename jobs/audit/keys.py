@@ -20,8 +20,7 @@ from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.audit.sources import AuditedLogs, list_source
 from lastkey.jobs.command.audit_options import AuditKeysOptions
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import count, counted, moment, size
-from lastkey.jobs.report.parts import Card, Table
+from lastkey.jobs.command.reporting import Card, Table, count, counted, moment, size
 from lastkey.jobs.store.paths import AUDIT_KEYS
 from lastkey.udfs.audit.keys import AUDIT_KEYS as KEYS
 from lastkey.udfs.audit.keys import FIRST, KeysQuestion, add_partitions, first_keys

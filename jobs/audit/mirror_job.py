@@ -15,8 +15,7 @@ from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.command.audit_options import AuditMirrorOptions
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import count, counted, moment
-from lastkey.jobs.report.parts import Card, Table
+from lastkey.jobs.command.reporting import Card, Table, count, counted, moment
 from lastkey.jobs.store.paths import AUDIT_PAIRS
 from lastkey.jobs.topics import Key
 from lastkey.udfs.audit.mirror import (

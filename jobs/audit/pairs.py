@@ -15,8 +15,8 @@ from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import AuditedLogs, list_source
 from lastkey.jobs.command.audit_options import AuditPairOptions
 from lastkey.jobs.command.kinds import AuditSource
+from lastkey.jobs.command.parse import Rename
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.rename import Rename
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import EVERY_TOPIC, Key, TopicFilter
 

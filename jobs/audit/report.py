@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lastkey.jobs.command.reporting import JobReport, counted, size, table
+from lastkey.jobs.command.reporting import Card, JobReport, Table, counted, size, table
 from lastkey.jobs.errors import DONE, PROBLEMS
-from lastkey.jobs.report.parts import Card, Table
 
 
 @dataclass(kw_only=True)

@@ -27,8 +27,7 @@ from lastkey.jobs.command.click_commands import CONTEXT, JobCommand, Jobs
 from lastkey.jobs.command.declare import declared_values
 from lastkey.jobs.command.ending import Ending
 from lastkey.jobs.command.failures import Failure
-from lastkey.jobs.command.functions import COMMANDS, Command
-from lastkey.jobs.command.job_modules import imported
+from lastkey.jobs.command.functions import COMMANDS, Command, imported
 from lastkey.jobs.command.parse import check_text
 from lastkey.jobs.command.progress import LogAboveTheBar, Progress, shown_progress
 from lastkey.jobs.command.read_options import InspectOptions

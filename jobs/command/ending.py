@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import stat
-import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +20,7 @@ import click
 from lastkey.jobs import installation
 from lastkey.jobs.command.openmetrics import LAST_SUCCESS, RunMetrics, openmetrics, sample_key
 from lastkey.jobs.command.reporting import JobReport
-from lastkey.jobs.command.stopping import EarlyEndError
+from lastkey.jobs.command.stopping import EarlyEndError, within
 from lastkey.jobs.command.whole_file import METRICS, check_file, whole_file
 from lastkey.jobs.errors import DONE, JobError
 
@@ -91,7 +89,7 @@ class Ending:
         if self.notify is None:
             return ""
         url, body = self.notify, self._body(exit_code)
-        failed = _within(PATIENCE, lambda: _posted(url, body))
+        failed = within(PATIENCE, lambda: _posted(url, body), "notify")
         return failed and f"--notify {_place(url)}: {failed}"
 
     def _body(self, exit_code: int) -> bytes:
@@ -141,19 +139,6 @@ def _posted(url: str, body: bytes) -> str:
         return str(getattr(failed.reason, "strerror", None) or failed.reason)
     except Exception as failed:  # http.client's errors may repeat what was sent: report only the name
         return type(failed).__name__
-
-
-def _within(seconds: float, work: Callable[[], str]) -> str:
-    """Return the result of `work`, which runs in a thread, or stop waiting after that time."""
-    results = [f"no answer for {seconds:.0f} s"]
-
-    def run() -> None:
-        results[:] = [work()]
-
-    thread = threading.Thread(target=run, daemon=True, name="notify")
-    thread.start()
-    thread.join(seconds)
-    return results[0]
 
 
 def _last_success(path: Path, labels: dict[str, str]) -> float | None:

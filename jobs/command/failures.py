@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar, get_args
 
-from lastkey.jobs.command.access import job_error
+from lastkey.jobs import errors
 from lastkey.jobs.command.option_groups import RecordKind
 from lastkey.jobs.command.parse import nearest
 from lastkey.jobs.command.reporting import JobReport, size
@@ -36,12 +36,15 @@ from lastkey.jobs.errors import (
     WORKER_SETUP,
     FileSystemError,
     JobError,
+    Kind,
     MachineError,
     UnknownNameError,
     UsageError,
 )
 from lastkey.jobs.installation import OF_DRIVERS
-from lastkey.logformat.errors import PlaceError, is_full
+from lastkey.logformat.errors import AccessError, PlaceError, is_full
+from lastkey.logformat.storage import access_error as kinds
+from lastkey.logformat.storage.access_error import classify_message, in_one_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,6 +91,14 @@ INSTEAD: Final = {
     "--verify-index-only": "--print mismatches",
     **{f"--{kind}-decoder": f"--decoder {kind}" for kind in get_args(RecordKind) if not kind.startswith("mirror-")},
 }  # fmt: skip
+_KINDS: Final[dict[str, Kind[JobError]]] = {
+    kinds.UNAVAILABLE: errors.UNAVAILABLE,
+    kinds.NO_BUCKET: errors.MISSING_BUCKET,
+    kinds.DENIED: errors.DENIED,
+    kinds.EXPIRED: errors.EXPIRED,
+}
+_IN_TEXT: Final = re.compile(rf"{AccessError.__name__}: ((?:s3|gs|az)://.*?): ({'|'.join(_KINDS)}): (.*)")
+_URL: Final = re.compile(r"https?://[^\s?]+")
 _WRITTEN_TO: Final = ("--store", "--output")
 _NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
 
@@ -326,3 +337,20 @@ def signal_behind(error: Exception) -> BaseException | None:
 def _plain(kind: str, message: str, code: int) -> dict[str, object]:
     nothing = dict.fromkeys(("path", "position", "expected", "found"))
     return {"kind": kind, "exit_code": code, "message": message, "hint": "", **nothing}
+
+
+def job_error(error: Exception) -> JobError | None:
+    """Return the job's error for an unusable bucket, also if only the text of a failed Spark task or of delta-rs
+    reports the failure; None for any other error.
+    """
+    message = f"{type(error).__name__}: {error}"
+    if isinstance(error, AccessError):
+        where, kind, found = error.where, error.kind, error.found
+    elif match := _IN_TEXT.search(message):
+        where, kind, found = match[1], match[2], match[3]
+    elif by_delta := classify_message(message):
+        url = _URL.search(message)
+        where, kind, found = f"the bucket at {url[0]}" if url else "the bucket", by_delta, in_one_line(message)
+    else:
+        return None
+    return _KINDS[kind](path=where, reason=kind, found=found)

@@ -1,7 +1,11 @@
-"""Public functions that are commands: `command` makes one from the declaration of its options."""
+"""Public functions that are commands: `command` makes one from the declaration of its options.
+
+A job's module is imported when the job runs: help, and errors in options, come without Spark.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from collections.abc import Callable
@@ -11,13 +15,45 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from lastkey.jobs.command.declare import Value, declared_values
 from lastkey.jobs.command.failures import raises_job_errors
-from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.option_groups import JobOptions, Printing
 from lastkey.jobs.command.progress import Bar, Silent
+from lastkey.jobs.command.stopping import at_once
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _LINK: Final = re.compile(r"\[([^\]]+)\]\([^)]*\)")  # link in Markdown, which pages show
+# command -> module with run(options, progress) -> Report
+JOBS = {
+    "compact": "lastkey.jobs.compact.job",
+    "policies": "lastkey.jobs.policies.job",
+    "verify": "lastkey.jobs.verify.job",
+    "archive-needed": "lastkey.jobs.archive_needed.job",
+    "reindex": "lastkey.jobs.reindex.job",
+    "convert": "lastkey.jobs.convert.job",
+    "merge": "lastkey.jobs.merge.job",
+    "replay": "lastkey.jobs.replay",
+    "export": "lastkey.jobs.export.job",
+    "inspect": "lastkey.jobs.inspect_log",
+    "lookup": "lastkey.jobs.lookup.job",
+    "restore": "lastkey.jobs.restore.job",
+    "rollback": "lastkey.jobs.rollback",
+    "erase": "lastkey.jobs.erase.job",
+    "runs": "lastkey.jobs.runs",
+    "rebuild-state": "lastkey.jobs.rebuild_state",
+    "vacuum": "lastkey.jobs.vacuum",
+    "report": "lastkey.jobs.report.job",
+    "audit keys": "lastkey.jobs.audit.keys",
+    "audit delivery": "lastkey.jobs.audit.delivery",
+    "audit mirror": "lastkey.jobs.audit.mirror_job",
+    "audit failover": "lastkey.jobs.audit.failover_job",
+    "pack": "lastkey.jobs.pack",
+}
+
+
+def imported(job: str) -> Any:
+    """Import a job's module. In the command line's process Ctrl-C then ends the process."""
+    with at_once():
+        return importlib.import_module(JOBS[job])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Parsers of typed values: moments, partitions, keys, names."""
+"""Parsers of typed values: moments, partitions, keys, names, other names of topics; and of Java's properties."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -249,3 +250,65 @@ def parse_counts(option: str, given: Iterable[str]) -> tuple[tuple[str, int], ..
             raise UsageError(message=f"{option}: expected TOPIC=N, with N from 1 on, found {text!r}")
         counts.append((topic, int(number)))
     return tuple(counts)
+
+
+_KEY: Final = re.compile(r"((?:\\.|[^\\=:\s])+)[ \t\f]*(?:[=:][ \t\f]*)?(.*)", re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_LETTERS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def parse_properties(text: str, path: str) -> dict[str, str]:
+    """Return the settings of a broker's server.properties, or a file of --command-config, as java.util.Properties reads
+    it. Raise CONFIG_FILE for a line without a name, or a malformed escape.
+    """
+    out: dict[str, str] = {}
+    lines = iter(enumerate(text.splitlines(), 1))
+    for number, raw in lines:
+        line = raw.lstrip(" \t\f")
+        if not line or line[0] in "#!":
+            continue
+        while _continues(line):
+            line = line[:-1] + next(lines, (0, ""))[1].lstrip(" \t\f")
+        match = _KEY.fullmatch(line)
+        if match is None or re.search(r"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]{4})", line):
+            raise CONFIG_FILE(path=f"{path}, line {number}", expected="NAME=VALUE", found=repr(_name(line)))
+        out[_unescaped(match[1])] = _unescaped(match[2])
+    return out
+
+
+def _name(line: str) -> str:
+    """Return the beginning of a line, up to its value, which may be secret."""
+    return re.split(r"[=:\s]", line, maxsplit=1)[0]
+
+
+def _continues(line: str) -> bool:
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(lambda m: chr(int(m[1][1:], 16)) if len(m[1]) == 5 else _LETTERS.get(m[1], m[1]), text)
+
+
+@dataclass(frozen=True)
+class Rename:
+    """Pattern for whole names of topics, and the other name: groups of the pattern as \\1 or \\g<name>."""
+
+    pattern: str
+    replacement: str
+
+    @staticmethod
+    def of(text: str) -> Rename:
+        """Return the parsed `REGEX=REPLACEMENT`. Raise UsageError."""
+        pattern, _, replacement = text.rpartition("=")
+        if not pattern:
+            raise UsageError(message=f"--rename {text}: expected REGEX=REPLACEMENT, for example 'A\\.(.*)=\\1'")
+        try:
+            re.sub(pattern, replacement, "")
+        except (re.error, IndexError) as error:
+            raise UsageError(message=f"--rename {text}: {error}") from None
+        return Rename(pattern, replacement)
+
+    def name(self, topic: str) -> str | None:
+        """Return the other name of a topic; None if the pattern does not match all of its name."""
+        match = re.fullmatch(self.pattern, topic)
+        return None if match is None else match.expand(self.replacement)

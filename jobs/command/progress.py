@@ -22,7 +22,7 @@ LINE_SECONDS: Final = 60.0
 _COLUMNS, _ROWS = 80, 24  # for a terminal that does not tell its size
 
 
-class Progress(Protocol):
+class Progress:
     """Progress that a job reports while it runs. Calls may come from any thread of the driver."""
 
     def start(self, phase: str, total: int, unit: str = "partition") -> None:
@@ -38,20 +38,8 @@ class Progress(Protocol):
         """End the last phase."""
 
 
-class Silent:
+class Silent(Progress):
     """Progress that shows nothing."""
-
-    def start(self, phase: str, total: int, unit: str = "partition") -> None:
-        """Do nothing."""
-
-    def advance(self, n: int = 1) -> None:
-        """Do nothing."""
-
-    def doing(self, what: str) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class Watcher(Protocol):
@@ -112,7 +100,7 @@ class PartOf:
         """Do nothing: the whole item has not ended."""
 
 
-class Bar:
+class Bar(Progress):
     """Bar on stderr for the current phase. Its clock runs while nothing advances."""
 
     def __init__(self) -> None:
@@ -170,7 +158,7 @@ def _width() -> dict[str, Any]:
     return {"dynamic_ncols": True}
 
 
-class Lines:
+class Lines(Progress):
     """Lines on stderr, one for each minute that a phase takes: for logs that a user follows."""
 
     def __init__(

@@ -415,3 +415,23 @@ def by_rule(expired: Iterable[Expired]) -> str:
         f" ({counted(one.records, 'record')}, {size(one.bytes)})"
         for one in expired
     )
+
+
+@dataclass(frozen=True)
+class Card:
+    """Figure in the summary at the top."""
+
+    label: str
+    value: str
+    more: str = ""
+    kind: str = ""  # good, bad or nothing
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header; `text`: numbers of the columns that hold text, not figures."""
+
+    label: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: tuple[int, ...] = ()

@@ -140,6 +140,19 @@ def begin(work: Callable[[], T], name: str, kind: Callable[..., threading.Thread
     return result
 
 
+def within(seconds: float, work: Callable[[], str], name: str) -> str:
+    """Return the result of `work`, which runs in a daemon thread, or after that time that there is none."""
+    results = [f"no answer for {seconds:.0f} s"]
+
+    def run() -> None:
+        results[:] = [work()]
+
+    thread = threading.Thread(target=run, daemon=True, name=name)
+    thread.start()
+    thread.join(seconds)
+    return results[0]
+
+
 def at_once() -> AbstractContextManager[object]:
     """Let Ctrl-C and SIGTERM end the process as the system does, inside the `with` block: there is nothing to undo
     yet.

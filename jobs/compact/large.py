@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from lastkey.jobs.command.progress import Watcher
-from lastkey.jobs.spark.attempts import folder_of_this_attempt, is_sparks
+from lastkey.jobs.spark.running import folder_of_this_attempt, is_sparks
 from lastkey.jobs.spark.workers import Runner, SparkTasks
 from lastkey.logformat.storage.io_counts import count
 from lastkey.udfs.compact.compact_partition import RunStages, clean_in_stages, compact_partition, finish

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,10 +25,10 @@ from lastkey.jobs.archive.places import Place, check_apart, check_outside
 from lastkey.jobs.command.options import ConvertOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
+from lastkey.jobs.command.reporting import JobReport, TextTable, counted
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.command.whole_file import check_empty
-from lastkey.jobs.convert.report import ConvertedPartition, ConvertReport
 from lastkey.jobs.errors import CONVERT_FULL, NOT_EMPTY
 from lastkey.jobs.restore.choose_generations import check_files, choose, list_apart
 from lastkey.jobs.restore.job import convert_settings, generation_checkpoints
@@ -54,6 +54,47 @@ from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, exists, file_size, links_below, make_folders, normal_uri, open_root, write_file
+
+
+@dataclass
+class ConvertedPartition:
+    """Counts of one partition."""
+
+    topic: str
+    partition: int
+    segments: int = 0
+    kept: int = 0  # segments that an earlier, interrupted run has converted; their batches are not counted
+    batches: int = 0
+    changed: int = 0  # batches that have the other format now
+    bytes_before: int = 0  # size of the logs before
+    bytes_after: int = 0
+
+
+@dataclass
+class ConvertReport(JobReport):
+    """Report of all partitions. Problems: folders that cannot be listed, and logs that cannot be read."""
+
+    job = "convert"
+    done = "{partitions:partition} converted to {to} in {output}"
+    facts = "archive output to partitions"
+    text_tables = (
+        TextTable(
+            "partitions",
+            "partition segments batches changed bytes_before:before bytes_after:after",
+            total="partition",
+            needs_attention=lambda p: p.changed > 0,
+        ),
+    )
+
+    archive: str
+    output: str
+    to: str
+    partitions: list[ConvertedPartition] = field(default_factory=list)
+
+    def _lines(self) -> Iterable[str]:
+        if kept := sum(p.kept for p in self.partitions):
+            yield f"kept of a run that was cut off: {counted(kept, 'segment')}; batches are those of this run"
+
 
 _TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
 

@@ -210,21 +210,10 @@ class NoStream(DataSourceStreamReader):
     def __init__(self, error: UsageError) -> None:
         self.error = error
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Raise the reason."""
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise self.error
 
-    def latestOffset(self, *_: Any) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Raise the reason."""
-        raise self.error
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Raise the reason."""
-        raise self.error
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Raise the reason."""
-        raise self.error
+    initialOffset = latestOffset = partitions = read = _refuse  # noqa: N815 - Spark's names
 
 
 class PushingReader(Reader):

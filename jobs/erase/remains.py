@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from lastkey.jobs.command.reporting import counted
-from lastkey.jobs.erase.search import Sought
+from lastkey.jobs.erase.search_store import Sought
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.names import partition_folder

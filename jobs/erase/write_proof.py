@@ -1,28 +1,73 @@
-"""The proof of a search for keys: what was looked for, what was listed, what was found, and what was not read."""
+"""The proof of a search for keys: what was looked for, what was listed, what was found, and what was not read.
+
+It is a JSON array, written row by row: a search may have millions of findings. Each row has a `type`. The first one is
+a "header"; the last one is a "footer" with the number of rows of each type.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
 import pyarrow as pa
 
 from lastkey.jobs import installation
 from lastkey.jobs.command.store_options import EraseOptions
-from lastkey.jobs.command.whole_file import NEW, check_file
-from lastkey.jobs.erase.proof import FORMAT, new_proof
-from lastkey.jobs.erase.search import Sought
-from lastkey.jobs.erase.search_store import SearchReport
+from lastkey.jobs.command.whole_file import NEW, check_file, whole_file
+from lastkey.jobs.erase.search_store import SearchReport, Sought
 from lastkey.jobs.errors import UsageError
 from lastkey.udfs.key_search.findings import finding_columns
 from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.storage import Root, normal_uri
 
+FORMAT: Final = 2
 _ROWS: Final = 10_000  # findings that are Python objects at a time
 _UNREACHED: Final = "consumers, mirrors, replicas, backups of the archive, and reports and proofs made earlier"
+
+
+@dataclass
+class ProofWriter:
+    """Writer of a proof."""
+
+    _file: IO[bytes]
+    counts: Counter[str] = field(default_factory=Counter)
+    _hash: Any = field(default_factory=hashlib.sha256)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of what is written, in hex; once the proof is whole, of the file."""
+        return self._hash.hexdigest()  # type: ignore[no-any-return]
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append a row of a type."""
+        row = json.dumps({"type": kind, **fields}, separators=(",", ":"), ensure_ascii=True)
+        self._append((",\n" if self.counts else "[\n") + row)
+        self.counts[kind] += 1
+
+    def end(self) -> None:
+        """End the array."""
+        self._append("\n]\n")
+
+    def _append(self, text: str) -> None:
+        data = text.encode()
+        self._hash.update(data)
+        self._file.write(data)
+
+
+@contextmanager
+def new_proof(path: Path) -> Iterator[ProofWriter]:
+    """Yield a writer of a file that only its owner can read, because it names keys; rename it when it is complete."""
+    with whole_file(path, NEW, "--proof", 0o600) as file:
+        proof = ProofWriter(file)
+        yield proof
+        proof.end()
 
 
 def key_names(keys: KeySet, secret: bytes) -> pa.StringArray:

@@ -1,21 +1,37 @@
-"""Plans of a look-up: the partitions that it asks, of an archive or of a store's generations."""
+"""Plans of a look-up: the partitions that it asks, of an archive or of a store's generations.
+
+Of a generation the manifest names the files and their times. `open_partition` opens one partition of an archive for a
+Python program.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
-from lastkey.jobs.archive.listing import ArchivedPartition, listed
-from lastkey.jobs.command.parse import check_topics, nearest
+from lastkey.jobs.archive.listing import ArchivedPartition, list_folder, listed
+from lastkey.jobs.command.config import Gaps
+from lastkey.jobs.command.failures import raises_job_errors
+from lastkey.jobs.command.parse import check_location, check_topics, nearest
 from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.command.reporting import JobReport
-from lastkey.jobs.errors import UnknownNameError, UsageError
-from lastkey.jobs.lookup.store import generation_plans
-from lastkey.jobs.topics import TopicFilter
+from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
+from lastkey.jobs.store.generations import (
+    file_names,
+    nobody_has,
+    open_store,
+    readable_at,
+    snapshots,
+)
+from lastkey.jobs.topics import TopicFilter, select_topics
 from lastkey.logformat import names
-from lastkey.udfs.lookup.queries import LookupPlan
-from lastkey.udfs.storage import Root, normal_uri
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.names import parse_partition_folder
+from lastkey.logformat.side_files import checkpoints
+from lastkey.udfs.lookup.queries import LookupPlan, Partition, open_whole
+from lastkey.udfs.storage import Root, exists, normal_uri, open_root, read_file
 
 
 def list_plans(options: LookupOptions, report: JobReport) -> list[LookupPlan]:
@@ -79,3 +95,93 @@ def _chosen(plans: Iterable[LookupPlan], wanted: Sequence[str], *, all_known: bo
         if name not in by_name and all_known:
             raise UnknownNameError(message=f"no such partition: {name}", near=nearest(name, by_name))
     return [by_name[name] for name in dict.fromkeys(wanted) if name in by_name] if wanted else list(by_name.values())
+
+
+def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
+    """Return a plan for each partition that has the wanted generation; add a note on each of the others."""
+    tables = open_store(options.store or "")
+    store = tables.root
+    store_uri = store.uri
+    current = tables.checkpoints()
+    check_topics(options.topics, (topic for topic, _ in current), store_uri)
+    wanted = select_topics(options.topics, current)
+    checkpoints_by_key = wanted if options.generation is None else readable_at(store, wanted, options.generation)
+    notes += [
+        f"{topic}-{partition}: it has no generation {options.generation}; left out"
+        for topic, partition in wanted
+        if (topic, partition) not in checkpoints_by_key
+    ]
+    if not checkpoints_by_key and options.generation is not None:
+        raise nobody_has(options.generation)
+    generations = [checkpoint for _, checkpoint in sorted(checkpoints_by_key.items())]
+    manifests = tables.manifests(generations)
+    plans = []
+    for checkpoint in generations:
+        folder = checkpoint.folder
+        archive_uri = normal_uri(checkpoint.archive_uri)
+        segments = tuple(
+            replace(
+                s,
+                root=store_uri if s.root == "store" else archive_uri,
+                index=f"{folder}/{names.segment_file(s.base_offset, names.INDEX)}",
+                time_index=f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}",
+                side_root=store_uri,
+            )
+            for s in manifests[checkpoint.key]
+        )
+        files = file_names(store, checkpoint)
+        if not files:
+            notes.append(f"{store_uri}/{folder}: vacuum has deleted generation {checkpoint.generation}; left out")
+            continue
+        located = tuple((offset, store_uri, path) for offset, path in snapshots(checkpoint, files))
+        epochs = f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}"
+        epochs_known: tuple[checkpoints.EpochEntry, ...] = ()
+        try:
+            epochs_known = tuple(checkpoints.read_leader_epochs(read_file(store, epochs), epochs))
+        except FileNotFoundError:
+            pass
+        except LogFormatError as error:
+            notes.append(f"{error}; leader epochs unknown")
+        plans.append(
+            LookupPlan(
+                *checkpoint.key,
+                archive_uri,
+                segments,
+                checkpoint.log_start_offset,
+                checkpoint.next_offset,
+                epochs_known,
+                located,
+            )
+        )
+    return plans
+
+
+@raises_job_errors
+def open_partition(path_or_uri: str | os.PathLike[str], *, gaps: Gaps = "fail") -> Partition:
+    """Open a partition's folder, `<topic>-<partition>`, and look for gaps in it.
+
+        with lastkey.open_partition("archive/orders-0") as log:
+            for batch in log.records(["offset", "key"], start_offset=4711): ...  # pyarrow.RecordBatch
+            log.lookup_offset(4711)
+            log.offsets_for_times([1_700_000_000_000])
+
+    gaps: "fail" raises LogFormatError "gap", with path and offsets, for missing offsets that no cleaner removed; it
+    reads the end of each segment. "accept" reads on, and opens by file names alone. The log ends at the high watermark
+    if a running broker holds it. MissingPathError: the folder is missing, or has no log. UsageError: the folder's name
+    is not a partition's. LogFormatError: the log is damaged.
+    """
+    if gaps not in get_args(Gaps):
+        raise UsageError(message=f"gaps: expected {' or '.join(get_args(Gaps))}, found {gaps!r}")
+    uri = normal_uri(check_location("path_or_uri", path_or_uri))
+    parent, _, folder = uri.rstrip("/").rpartition("/")
+    name = parse_partition_folder(folder)
+    if name is None or name.mark:
+        raise UsageError(message=f"{uri}: expected a partition's folder, <topic>-<partition>")
+    root = open_root(parent or "/")
+    if not exists(root, folder):
+        raise MissingPathError(path=uri, expected="a partition's folder", found="none")
+    partitions = list(list_folder(root, folder).partitions.values())
+    if not partitions:
+        raise MissingPathError(path=uri, expected="a partition's folder with a log", found="none")
+    plan = archived_plan(partitions[0], root)
+    return open_whole(replace(plan, traces=None) if gaps == "accept" else plan)

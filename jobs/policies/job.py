@@ -18,9 +18,8 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.command.config import ClusterState
 from lastkey.jobs.command.options import PoliciesOptions
-from lastkey.jobs.command.parse import check_topics, read_given
+from lastkey.jobs.command.parse import check_topics, parse_properties, read_given
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.properties import parse_properties
 from lastkey.jobs.command.reporting import JobReport
 from lastkey.jobs.command.whole_file import POLICIES, check_file, whole_file
 from lastkey.jobs.errors import (
@@ -31,10 +30,18 @@ from lastkey.jobs.errors import (
     MissingPathError,
     UsageError,
 )
-from lastkey.jobs.policies.cluster_configs import SETTING_OF, Broker, ClusterConfigs, Layer, not_shown
+from lastkey.jobs.policies.cluster_configs import (
+    SETTING_OF,
+    Broker,
+    ClusterConfigs,
+    Layer,
+    TopicTable,
+    not_shown,
+    policies_text,
+    policy,
+)
 from lastkey.jobs.policies.describe_text import add_described, is_described
 from lastkey.jobs.policies.live_cluster import add_live
-from lastkey.jobs.policies.toml_text import TopicTable, policies_text, policy
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.names import is_topic
 from lastkey.logformat.storage.locations import locate

@@ -20,27 +20,24 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, moment, size
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, Card, Table, count, counted, moment, size
 from lastkey.jobs.report import plots
 from lastkey.jobs.report.archive_report import CODECS, PARTITIONS, ArchiveReport, most_to_gain, saved
 from lastkey.jobs.report.figures import (
-    compression,
-    dead_by_segment,
-    hot_keys,
-    overview,
-    tombstones,
-)
-from lastkey.jobs.report.page_rows import (
     HISTORY,
     HOT_HEADER,
     LISTED,
-    SEGMENT_HEADER,
+    SEGMENTS,
+    compression,
+    dead_by_segment,
     history_rows,
+    hot_keys,
     hot_rows,
+    overview,
     partition_facts,
     segment_rows,
+    tombstones,
 )
-from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.report.plots import Plot
 from lastkey.logformat.control_characters import visible
 from lastkey.logformat.names import KAFKAS_OWN
@@ -111,7 +108,7 @@ def partition_fragment(p: PartitionProfile) -> str:
         cards=[Card(name, value) for name, value in partition_facts(p)],
         tables=[
             Table("Partition", PARTITIONS.headers(), [PARTITIONS.cells(p)], (1,)),
-            Table("Segments", SEGMENT_HEADER, segment_rows(p.segments, LISTED), (7,)),
+            Table("Segments", SEGMENTS.headers(), segment_rows(p.segments, LISTED), (7,)),
         ],
         plots=[*drawn, *more],
     )
@@ -138,7 +135,7 @@ def render_page(report: ArchiveReport) -> str:
         partition_header=PARTITIONS.headers(),
         partitions=[(_link(p.name(), ids[p.name()]), *PARTITIONS.cells(p)[1:]) for p in good],
         print_open=len(good) <= _PRINTED_OPEN,
-        segment_header=SEGMENT_HEADER,
+        segment_header=SEGMENTS.headers(),
         topics=[_topic(name, of, i, report, ids) for i, (name, of) in enumerate(topics)],
         plotted=_TOPICS_WITH_PLOTS,
         history=history_rows(report),

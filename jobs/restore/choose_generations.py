@@ -9,7 +9,7 @@ from lastkey.jobs.archive.listing import Archive, list_archive
 from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_same
 from lastkey.jobs.command.new_log_directory import abbreviate_paths
 from lastkey.jobs.command.parse import check_topics
-from lastkey.jobs.command.reporting import moment
+from lastkey.jobs.command.reporting import counted, moment, size
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.errors import MISSING_FILE, MISSING_SIDE_FILE, NO_GENERATION, UsageError
 from lastkey.jobs.store.erasures import check_nothing_comes_back
@@ -18,7 +18,10 @@ from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, TopicFilter, select_topics
 from lastkey.logformat import names
+from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import Segment
+from lastkey.logformat.names import partition_folder
+from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import side_checksums
 from lastkey.udfs.storage import Root, absent, sizes_in
 
@@ -193,9 +196,9 @@ def _absent_beside(here: Mapping[str, int], segments: Sequence[Segment]) -> Iter
     yield from sorted(side_checksums(s.side_files for s in segments).keys() - here.keys())
     for s in segments:
         wanted = (names.INDEX, s.offset_index_bytes), (names.TIME_INDEX, s.time_index_bytes)
-        for kind, size in (*wanted, (names.TXN_INDEX, s.txn_index_bytes)):
+        for kind, n_bytes in (*wanted, (names.TXN_INDEX, s.txn_index_bytes)):
             name = names.segment_file(s.base_offset, kind)
-            if here.get(name, -1 if kind == names.INDEX else 0) < (size or 0):
+            if here.get(name, -1 if kind == names.INDEX else 0) < (n_bytes or 0):
                 yield name
 
 
@@ -217,3 +220,42 @@ def _has_logs(store: Root, commit: Commit) -> bool:
 def _listed(generations: Iterable[int]) -> str:
     known = sorted(generations)
     return "one of: " + ", ".join(map(str, known)) if known else "another, but none is left"
+
+
+_HINT = (
+    "compact takes the partition in once it is due (--force cleans all that it can, with --sealed the last segment "
+    "too); or copy the folder from the archive"
+)
+
+
+def left_out(tables: State, topics: TopicFilter, archives: Mapping[str, Archive | None]) -> Iterator[Problem]:
+    """Yield a problem for each partition that the archive has and of which the store has no generation. If an archive
+    cannot be read, the states of the last runs say which partitions it had. A topic that no run was asked to compact is
+    no part of the store.
+
+    archives: listings by URI; None: the archive cannot be read.
+    """
+    checkpoints, states = tables.checkpoints(), select_topics(topics, tables.states())
+    topics_of_store = {topic for topic, _ in (*checkpoints, *states)}
+    read = [archive for archive in archives.values() if archive is not None]
+    folders = {one.key: one for archive in read for one in archive.without_segments if one.notes}
+    folders |= {key: one for archive in read for key, one in archive.partitions.items()}
+    wanted = folders.keys() if len(read) == len(archives) else folders.keys() | states.keys()
+    for key in sorted(wanted - checkpoints.keys()):
+        if key[0] not in topics_of_store:
+            continue
+        archived, state, hint = folders.get(key), states.get(key), ""
+        if archived is not None and archived.problem is not None:
+            why = str(archived.problem)
+        elif state is not None and state.reason:
+            why = f"uncleanable in the last run: {state.reason}"
+        elif archived is None:
+            why, hint = "the archive cannot be read", _HINT
+        elif not archived.segments:
+            why = "; ".join(archived.notes)
+        else:
+            n_bytes = sum(s.size_bytes for s in archived.segments)
+            why, hint = f"the archive has {counted(len(archived.segments), 'segment')}, {size(n_bytes)}", _HINT
+        yield Problem(
+            "no_generation", partition_folder(*key), NO_POSITION, "a generation to restore", f"none; {why}", hint=hint
+        )

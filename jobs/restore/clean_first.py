@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lastkey.jobs.archive.places import is_same
 from lastkey.jobs.command.config import Config, TopicSettings
-from lastkey.jobs.command.job_modules import imported
+from lastkey.jobs.command.functions import imported
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.store_options import RestoreOptions

@@ -39,11 +39,11 @@ from lastkey.jobs.restore.choose_generations import (
     check_files,
     choose,
     choose_at_time,
+    left_out,
     list_apart,
 )
 from lastkey.jobs.restore.clean_first import clean_first
 from lastkey.jobs.restore.copy_files import check_checksum, compute_checksum, copy_log, copy_small, finish
-from lastkey.jobs.restore.left_out import left_out
 from lastkey.jobs.restore.report import TRANSACTION_STATE, RestoredPartition, RestoreReport, advice
 from lastkey.jobs.restore.topic_ids import GivenTopic, is_beyond_topic, read_topic_ids
 from lastkey.jobs.store.generations import open_store

@@ -1,7 +1,7 @@
 """Way of Spark's own code to tables in a bucket: a connector, and the bucket's place.
 
 Spark has no connectors. A session that Lastkey starts for such a table gets those for S3 and Azure by coordinates
-(`jobs.spark.jars`); others bring theirs. Settings of the user (spark.hadoop.fs..., files of a cluster) win.
+(`jobs.spark.jvm`); others bring theirs. Settings of the user (spark.hadoop.fs..., files of a cluster) win.
 
 No setting holds credentials, which Spark would show in its logs and pages. The connectors find them where pyarrow does,
 in the environment of their own process and, for S3, in profiles.
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JJavaError
 
 from lastkey.jobs.errors import NO_CONNECTOR
-from lastkey.jobs.spark import jars
-from lastkey.jobs.spark.java import classes, java_context
-from lastkey.jobs.spark.running import get_spark_context
+from lastkey.jobs.spark import jvm
+from lastkey.jobs.spark.running import classes, get_spark_context, java_context
 from lastkey.jobs.spark.session import java_message
 from lastkey.logformat.storage.hadoop import hadoop_settings
 from lastkey.logformat.storage.locations import canonical
@@ -61,9 +60,9 @@ def _options_for(scheme: str) -> str:
     """Return Spark's options that bring the connector for a scheme."""
     if scheme == "gs":
         return f"--jars {GOOGLES_JAR}"
-    if scheme not in jars.CONNECTORS:
+    if scheme not in jvm.CONNECTORS:
         return "the jar of its connector (--jars)"
-    return f"--packages {','.join(jars.CONNECTORS[scheme])} --exclude-packages '{jars.NOT_NEEDED}'"
+    return f"--packages {','.join(jvm.CONNECTORS[scheme])} --exclude-packages '{jvm.NOT_NEEDED}'"
 
 
 def configure(hadoop: Any, conf: Any, settings: Mapping[str, str]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.kinds import Engine
+from lastkey.jobs.command.option_groups import WithEngine
 from lastkey.jobs.command.progress import CountedBytes, Progress
 from lastkey.jobs.command.reporting import JobReport, Work
 from lastkey.jobs.errors import UsageError
@@ -33,18 +34,6 @@ OF_WRITERS: Engine = "spark"  # the default of what writes generations, indexes 
 OF_READERS: Engine = "auto"
 
 
-class Options(Protocol):
-    """Options of a job that has an engine."""
-
-    @property
-    def engine(self) -> Engine | None:
-        """Value of `--engine`; None: it was not given."""
-
-    @property
-    def config(self) -> Config:
-        """Settings."""
-
-
 class WorkLog(Protocol):
     """Report of a job, or what becomes one: who worked, and how long each phase took."""
 
@@ -52,7 +41,7 @@ class WorkLog(Protocol):
     work: Work | None
 
 
-def chosen_engine(options: Options, *, writes: bool) -> Engine:
+def chosen_engine(options: WithEngine, *, writes: bool) -> Engine:
     """Return the engine by option, setting, and the command's default. UsageError: threads with a master elsewhere."""
     asked = options.engine or options.config.job.engine
     engine = asked if asked != "default" else OF_WRITERS if writes else OF_READERS
@@ -94,7 +83,7 @@ def each(
     function: Callable[[T], R],
     plans: Sequence[T],
     name: str,
-    options: Options,
+    options: WithEngine,
     report: JobReport,
     progress: Progress,
     *,
@@ -118,7 +107,7 @@ def each(
 @contextmanager
 def spark_workers(
     name: str,
-    options: Options,
+    options: WithEngine,
     report: JobReport,
     progress: Progress,
     *,

@@ -2,21 +2,27 @@
 
 All jobs of a run share a tag. Sessions with a SparkContext show a name in Spark's UI and event logs as the description
 of a job and as the name of its stages; those of Spark Connect let a client set only tags, so the name is one too.
+
+Metrics of the jobs (bytes read, bytes written, records kept) are named accumulators, which Spark publishes to the sinks
+of `spark.metrics.conf` and in the UI's `/metrics/json` as `<application>.driver.AccumulatorSource.lastkey.<name>`.
+Python tasks can feed no named accumulator, so the driver adds what each result tells: a task that is tried twice counts
+once.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark import SparkContext
 from pyspark.traceback_utils import SCCallSiteSync
 
-from lastkey.jobs.spark.java import java_context
-from lastkey.jobs.spark.running import get_spark_context
+from lastkey.jobs.spark.running import classes, get_spark_context, is_sparks, java_context
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +31,8 @@ _DESCRIPTION: Final = "spark.job.description"
 _STAGE: Final = "callSite.short"
 _PATIENCE: Final = 30.0  # seconds to wait for threads or tasks to end, on a busy machine too
 _TOLD_MS: Final = 2_000
+NAMES: Final = ("bytes_read", "bytes_written", "records_kept")  # of metrics
+_REGISTERING: Final = threading.Lock()
 
 
 @contextmanager
@@ -114,3 +122,25 @@ def _stages(context: Any, tag: str) -> list[Any]:
     jobs = [tracker.getJobInfo(job) for job in ids]
     of_jobs = {stage for job in jobs if job is not None for stage in job.stageIds}  # two jobs may share one
     return [info for stage in of_jobs if (info := tracker.getStageInfo(stage)) is not None]
+
+
+def add_metrics(context: SparkContext, amounts: Mapping[str, int]) -> None:
+    """Add to the metrics of an application. amounts: by name, one of `NAMES` each. Do nothing if its JVM has ended."""
+    try:
+        with _REGISTERING:
+            accumulators = _registered(context)
+        for name, n in amounts.items():
+            accumulators[name].add(n)
+    except Exception as error:
+        if not is_sparks(error):  # else the next call of the JVM reports that it has ended
+            raise
+
+
+@lru_cache(maxsize=1)
+def _registered(context: SparkContext) -> dict[str, Any]:
+    spark, java = java_context(context).sc(), classes(context)
+    accumulators = {name: spark.longAccumulator(f"lastkey.{name}") for name in NAMES}
+    named = java.PythonUtils.toScalaMap({f"lastkey.{name}": each for name, each in accumulators.items()})
+    source = getattr(java.org.apache.spark.metrics.source, "LongAccumulatorSource$")
+    getattr(source, "MODULE$").register(spark, named)
+    return accumulators

@@ -1,10 +1,14 @@
-"""Existing session of this process, of any origin. No pyspark here: a job without Spark imports none."""
+"""Existing session of this process, of any origin, and attempts of tasks. No pyspark here: a job without Spark imports
+none. No other module uses private names of PySpark or py4j.
+"""
 
 from __future__ import annotations
 
 import sys
 import uuid
 from typing import TYPE_CHECKING, Any
+
+from lastkey.udfs.storage import exists, open_root
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -42,3 +46,33 @@ def get_spark_context(spark: SparkSession) -> SparkContext | None:
 def new_tag() -> str:
     """Return the tag of a new run's jobs."""
     return f"lastkey-{uuid.uuid4().hex}"
+
+
+def classes(context: type[SparkContext] | SparkContext) -> Any:
+    """Return the classes of the JVM, by package."""
+    return context._jvm
+
+
+def java_context(context: SparkContext) -> Any:
+    """Return Java's SparkContext (`JavaSparkContext`)."""
+    return context._jsc
+
+
+def is_sparks(error: Exception) -> bool:
+    """Return whether Spark failed, or the way to it: a task's error, a JVM that is gone."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return isinstance(error, ConnectionError) or bool(packages & {"pyspark", "py4j", "grpc"})
+
+
+def folder_of_this_attempt(root: str, folder: str) -> str:
+    """Return the folder below `root` that a task writes to. A retry gets one of its own: the first attempt may still
+    be writing.
+    """
+    if "pyspark" not in sys.modules:
+        return folder  # a thread
+    from pyspark import TaskContext  # noqa: PLC0415 - threads need no pyspark
+
+    context: Any = TaskContext.get()
+    if context is None or not (context.attemptNumber() or exists(open_root(root), folder)):
+        return folder
+    return f"{folder}.{context.taskAttemptId()}"

@@ -19,10 +19,9 @@ from pyspark.sql import SparkSession
 from lastkey.jobs.command.stopping import in_a_thread
 from lastkey.jobs.errors import SPARK_NOT_STARTED
 from lastkey.jobs.installation import CONF, HOME
-from lastkey.jobs.spark import jars, jvm
-from lastkey.jobs.spark.java import classes
+from lastkey.jobs.spark import jvm
 from lastkey.jobs.spark.master import check_master, is_local, public_address
-from lastkey.jobs.spark.running import running_context, running_spark
+from lastkey.jobs.spark.running import classes, running_context, running_spark
 from lastkey.jobs.spark.submit import UserOptions, from_environment, launch_arguments, read_properties
 
 VERSION: Final = "4.2.0"  # Spark's version: delta-spark 4.4 is made for it, and needs no newer pyspark
@@ -196,7 +195,7 @@ def _start_error(error: Exception, settings: Mapping[str, str], master: str | No
     if "JAVA_GATEWAY_EXITED" not in str(error):
         return SPARK_NOT_STARTED(found=_plain(str(error)))
     if "spark.jars.packages" in settings:
-        return jars.unfetched(settings["spark.jars.packages"])
+        return jvm.unfetched(settings["spark.jars.packages"])
     return SPARK_NOT_STARTED(found="its JVM ended; the lines above say why")
 
 

@@ -45,7 +45,7 @@ class Workers(Runner, Protocol):
         """Start Spark, if these workers are its tasks."""
 
     def count(self, **amounts: int) -> None:
-        """Add what is done to Spark's metrics. amounts: by name, those of `jobs.spark.metrics`."""
+        """Add what is done to Spark's metrics. amounts: by name, those of `jobs.spark.own_jobs`."""
 
     def work(self) -> Work | None:
         """Return the engine and its number of workers; None: there was no work."""
@@ -134,9 +134,9 @@ class SparkTasks:
     def count(self, **amounts: int) -> None:
         """Add to the metrics of the application. Do nothing where Spark Connect hides it, or once the JVM has ended."""
         if self._started is not None and (context := get_spark_context(self._started)) is not None:
-            from lastkey.jobs.spark import metrics  # noqa: PLC0415 - as above; and a run without tasks does without too
+            from lastkey.jobs.spark.own_jobs import add_metrics  # noqa: PLC0415 - as above
 
-            metrics.add(context, amounts)
+            add_metrics(context, amounts)
 
     def work(self) -> Work | None:
         """Return the session's name, and how many tasks it got."""

@@ -7,17 +7,17 @@ manifest, and against the files it was made of if those are still there. The rep
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
 
 from lastkey.jobs.archive.listing import Archive, listed
 from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
-from lastkey.jobs.command.reporting import with_io_counts
+from lastkey.jobs.command.reporting import JobReport, TextTable, counted, counts, labelled, with_io_counts
 from lastkey.jobs.errors import GenerationError, MissingPathError
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import (
@@ -30,7 +30,6 @@ from lastkey.jobs.store.manifests import read_manifest, read_manifests
 from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.jobs.topics import Key, select_topics
 from lastkey.jobs.verify.plan_checks import plan_archived, plan_generation
-from lastkey.jobs.verify.report import VerifyReport
 from lastkey.logformat.errors import NO_POSITION, unreadable
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.problem import Problem
@@ -38,6 +37,59 @@ from lastkey.udfs.storage import Root, normal_uri, same_kind
 from lastkey.udfs.verify.findings import CheckResult
 from lastkey.udfs.verify.generation import check_generation
 from lastkey.udfs.verify.partition import check_log_directory, check_partition
+
+
+@dataclass
+class VerifyReport(JobReport):
+    """Report of what was checked, what is wrong, and what could not be checked."""
+
+    job = "verify"
+    results_at = "results"
+    facts = "archive store checked partitions=results not_checked=all_not_checked"
+    text_tables = (
+        TextTable(
+            "results",
+            "partition generation n_problems:problems segments batches records bytes compared_records:compared",
+            {"n_problems": lambda r: len(r.problems)},
+            total="partition",
+            needs_attention=lambda r: bool(r.problems or r.not_checked),
+        ),
+    )
+
+    archive: str | None = None
+    store: str | None = None
+    results: list[CheckResult] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+    side_files: int = 0
+
+    @property
+    def all_not_checked(self) -> list[str]:
+        """Items that could not be checked, including those of partitions."""
+        return [*self.not_checked, *(n for r in self.results for n in r.not_checked)]
+
+    @property
+    def checked(self) -> dict[str, int]:
+        """Sums of what was checked."""
+        names = ("segments", "batches", "records", "bytes", "compared_records")
+        sums = {name: sum(getattr(r, name) for r in self.results) for name in names}
+        return {"partitions": len(self.results), **sums, "log_directory_files": self.side_files}
+
+    def figures(self) -> dict[str, Any]:
+        """Return the run's figures for monitoring."""
+        states = ("problems" if r.problems else "not_checked" if r.not_checked else "checked" for r in self.results)
+        read = {"read_bytes": self.checked["bytes"], "read_records": self.checked["records"]}
+        return super().figures() | read | {"partitions": counts(states)}
+
+    def _lines(self) -> Iterable[str]:
+        held_back = [r.held_back for r in self.results if r.held_back]
+        return [*labelled("held back", held_back), *labelled("not checked", self.all_not_checked)]
+
+    def _outcome(self) -> str:
+        n, problems = self.checked, len(self.problems)
+        beside = f", {counted(self.side_files, 'file')} of log directories" if self.side_files else ""
+        what = f"checked {counted(n['partitions'], 'partition')}, {counted(n['records'], 'record')}{beside}"
+        return f"{what}: {counted(problems, 'problem') if problems else 'no problem found'}"
+
 
 T = TypeVar("T")
 _AT_ONCE: Final = 8  # manifests

@@ -23,7 +23,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from lastkey.jobs.command import cli, job_modules
+from lastkey.jobs.command import cli, functions
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.store.tables import open_state
 from lastkey.logformat.names import CLEAN_SHUTDOWN
@@ -708,7 +708,7 @@ def warm() -> None:
 
     from tests.attack import readers
 
-    for module in job_modules.JOBS.values():
+    for module in functions.JOBS.values():
         importlib.import_module(module)
     import pyarrow as pa
 

@@ -15,7 +15,7 @@ from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.command.options import ConvertOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.convert import job as convert
-from lastkey.jobs.convert.report import ConvertReport
+from lastkey.jobs.convert.job import ConvertReport
 from lastkey.udfs import convert_log
 from lastkey.udfs.storage import open_root
 from tests.builders.trees import read_tree

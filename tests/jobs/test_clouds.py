@@ -23,8 +23,8 @@ from pyarrow import parquet as pq
 
 from lastkey.jobs.archive.places import is_same
 from lastkey.jobs.command import cli
-from lastkey.jobs.command.access import job_error
 from lastkey.jobs.command.cli import main
+from lastkey.jobs.command.failures import job_error
 from lastkey.jobs.store import table
 from lastkey.logformat.storage import object_store
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it

@@ -42,8 +42,8 @@ sys.exit(main(sys.argv[1:]))
 # has a peak of its own (Linux: ru_maxrss of a started one begins with its starter's)
 _FORKS = """
 import importlib, json, os, sys, traceback
-from lastkey.jobs.command import cli, job_modules
-for module in job_modules.JOBS.values():
+from lastkey.jobs.command import cli, functions
+for module in functions.JOBS.values():
     importlib.import_module(module)
 import pandas, tests.builders.damage, tests.builders.sources, tests.builders.splits
 for line in sys.stdin:

@@ -12,7 +12,7 @@ import pytest
 
 from docs import report_schemas
 from lastkey.jobs.command import cli
-from lastkey.jobs.command.job_modules import JOBS
+from lastkey.jobs.command.functions import JOBS
 from lastkey.jobs.replay import ReplayReport
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.replay import Replayed

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
-from lastkey.jobs.command.access import job_error
 from lastkey.jobs.command.cli import main
+from lastkey.jobs.command.failures import job_error
 from lastkey.jobs.errors import DAMAGED_TABLE, UsageError
 from lastkey.jobs.store import table, writing
 from lastkey.jobs.store.table import Change

@@ -11,7 +11,7 @@ import pytest
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.erase.places import Places, add_archive
-from lastkey.jobs.erase.search import search
+from lastkey.jobs.erase.search_store import search
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.storage import open_root

@@ -1,4 +1,4 @@
-"""Slow twin of udfs.lookup.minute_kernels: the first offset of each minute of a log, one record at a time."""
+"""Slow twin of udfs.lookup.minutes: the first offset of each minute of a log, one record at a time."""
 
 from __future__ import annotations
 

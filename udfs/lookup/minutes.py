@@ -19,12 +19,10 @@ from numpy.typing import NDArray
 
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.batches.reader import LogReader
-from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import stopped
 from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.storage.regular_files import LogFile
-from lastkey.udfs.lookup import minute_kernels as kernels
 from lastkey.udfs.storage import log_file, open_root
 
 LOG_APPEND_TIME: Final = "LogAppendTime"
@@ -46,7 +44,8 @@ TIME_INDEX_ROWS: Final = pa.schema(
     ]
 )
 _MINUTES: Final = (2**63 - 1) // (MINUTE_MS * 1000)  # range of microseconds in 64 bits
-_SLOTS: Final = 1 << 10  # enough for the minutes of 8 hours; grows for more
+# Minutes since 1970, rising, and the first offset in each, of parts of a log
+_Parts = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
 
 
 @dataclass(frozen=True)
@@ -67,18 +66,19 @@ def time_index_rows(segments: Sequence[TimedSegment]) -> Any:
 def _rows(segment: TimedSegment) -> Any:
     listed = segment.listed
     problem = None
-    first = FirstOffsets()
+    first: _Parts = [(np.empty(0, np.int64), np.empty(0, np.int64))]
     option = LOG_APPEND_TIME
     try:
         log = log_file(open_root(listed.root), listed.path, listed.size_bytes)
         said, by_headers = _by_headers(log, segment.max_batch_bytes, first)
         option = LOG_APPEND_TIME if by_headers else CREATE_TIME
         if not said:
-            first = FirstOffsets()
+            del first[1:]
             _by_records(log, segment.max_batch_bytes, first)
     except Exception as error:  # the other segments continue; rows up to there stay
         problem = str(stopped(error, listed.path))
-    minutes, offsets = first.sorted()
+    minutes, at = np.unique(np.concatenate([part[0] for part in first]), return_index=True)  # the first of equal ones
+    offsets = np.concatenate([part[1] for part in first])[at]
     n = max(len(minutes), 1)
     same = {
         "topic": segment.topic, "partition": segment.partition, "segment_base_offset": listed.base_offset,
@@ -94,8 +94,8 @@ def _rows(segment: TimedSegment) -> Any:
     return pa.RecordBatch.from_arrays([columns[name] for name in TIME_INDEX_ROWS.names], schema=TIME_INDEX_ROWS)
 
 
-def _by_headers(log: LogFile, max_batch_bytes: int, first: FirstOffsets) -> tuple[bool, bool]:
-    """Note minutes from headers. Return (whether headers say it all, whether all data has LogAppendTime)."""
+def _by_headers(log: LogFile, max_batch_bytes: int, first: _Parts) -> tuple[bool, bool]:
+    """Add minutes from headers to `first`. Return (whether headers say it all, whether all data has LogAppendTime)."""
     is_complete = True
     for chunk in LogReader(1 << 20, max_batch_bytes).headers(log):
         b = chunk.batches
@@ -104,52 +104,30 @@ def _by_headers(log: LogFile, max_batch_bytes: int, first: FirstOffsets) -> tupl
             return False, False
         # headers of compacted batches, and of compressed ones of magic 0 or 1, do not hold the first offset
         is_complete = is_complete and not (data & (b["records_count"] != b["last_offset"] - b["base_offset"] + 1)).any()
-        first.note_headers(b)
+        minutes, rows = _first_rows(b["max_timestamp"][data])
+        first.append((minutes, b["base_offset"][data][rows]))
     return is_complete, True
 
 
-def _by_records(log: LogFile, max_batch_bytes: int, first: FirstOffsets) -> None:
+def _by_records(log: LogFile, max_batch_bytes: int, first: _Parts) -> None:
     reader = LogReader(max_batch_bytes=max_batch_bytes, keys_only=True)
     for chunk in reader.chunks(log):
         for run in reader.runs(chunk, chunk.batches["attributes"] & CONTROL_MASK == 0):
-            first.note_records(run)
+            batches, bodies, n_records = run.batches, run.bodies, run.bodies["n_records"]
+            append_time = (batches["magic"] >= 2) & (batches["attributes"] & TIMESTAMP_TYPE_MASK != 0)
+            times = np.repeat(bodies["base_timestamp"], n_records) + run.spans["timestamp_delta"]
+            if append_time.any():
+                is_appended, appended = (np.repeat(of, n_records) for of in (append_time, batches["max_timestamp"]))
+                times = np.where(is_appended, appended, times)
+            minutes, rows = _first_rows(times)
+            body = np.searchsorted(np.cumsum(n_records), rows, "right")
+            first.append((minutes, bodies["base_offset"][body] + run.spans["offset_delta"][rows]))
 
 
-class FirstOffsets:
-    """Minute -> first offset that falls into it, noted in the log's order; grows with its minutes."""
-
-    def __init__(self) -> None:
-        self._minutes, self._offsets = np.full(_SLOTS, kernels.FREE, np.int64), np.empty(_SLOTS, np.int64)
-        self._used = 0
-
-    def note_headers(self, batches: NDArray[np.void]) -> None:
-        """Note BATCH[n] of LogAppendTime."""
-        row = 0
-        while True:
-            row, self._used = kernels.note_headers(batches, MINUTE_MS, row, self._minutes, self._offsets, self._used)
-            if row == len(batches):
-                return
-            self._grow()
-
-    def note_records(self, run: Run) -> None:
-        """Note the records of a run's data batches."""
-        row = record = 0
-        while True:
-            row, record, self._used = kernels.note_records(
-                run, MINUTE_MS, (row, record), self._minutes, self._offsets, self._used
-            )
-            if row == len(run.batches):
-                return
-            self._grow()
-
-    def sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (minutes since 1970, first offsets), int64[n] each, by minute."""
-        rows = np.flatnonzero(self._minutes != kernels.FREE)
-        rows = rows[np.argsort(self._minutes[rows])]
-        return self._minutes[rows], self._offsets[rows]
-
-    def _grow(self) -> None:
-        slots = 4 * len(self._minutes)
-        minutes, offsets = np.full(slots, kernels.FREE, np.int64), np.empty(slots, np.int64)
-        kernels.enter_all(self._minutes, self._offsets, minutes, offsets)
-        self._minutes, self._offsets = minutes, offsets
+def _first_rows(timestamps_ms: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the minutes of timestamps, int64[k], rising, without those below 0, and the first row of each."""
+    minutes = timestamps_ms // MINUTE_MS
+    changes = np.flatnonzero(minutes[1:] != minutes[:-1]) + 1  # most records have the minute of the one before
+    changes = np.append(np.zeros(min(len(minutes), 1), np.int64), changes)
+    minutes, at = np.unique(minutes[changes], return_index=True)
+    return minutes[minutes >= 0], changes[at[minutes >= 0]]

@@ -19,7 +19,7 @@ import pytest
 from deltalake.exceptions import DeltaError
 
 from lastkey.jobs import errors
-from lastkey.jobs.command import cli, job_modules
+from lastkey.jobs.command import cli, functions
 from lastkey.jobs.command.options import CompactOptions, VerifyOptions
 from lastkey.jobs.command.progress import LogAboveTheBar
 from lastkey.jobs.command.reporting import TextTable, Work, size, table
@@ -66,7 +66,7 @@ def job(monkeypatch):
 
     module.run = run
     monkeypatch.setitem(sys.modules, "fake_job", module)
-    monkeypatch.setattr(job_modules, "JOBS", dict.fromkeys(job_modules.JOBS, "fake_job"))
+    monkeypatch.setattr(functions, "JOBS", dict.fromkeys(functions.JOBS, "fake_job"))
     previous = signal.getsignal(signal.SIGTERM)
     yield module
     signal.signal(signal.SIGTERM, previous)

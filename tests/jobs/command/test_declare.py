@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from docs import man_page, option_tables
 from lastkey.jobs import api, api_audit, api_store  # noqa: F401 - they declare the commands
-from lastkey.jobs.command import cli, failures, job_modules
+from lastkey.jobs.command import cli, failures, functions
 from lastkey.jobs.command.functions import COMMANDS
 from lastkey.jobs.errors import JobError
 from lastkey.logformat.errors import PlaceError
@@ -68,7 +68,7 @@ def _job():
     module.run = run
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "seeing_job", module)
-        patch.setattr(job_modules, "JOBS", dict.fromkeys(job_modules.JOBS, "seeing_job"))
+        patch.setattr(functions, "JOBS", dict.fromkeys(functions.JOBS, "seeing_job"))
         yield
 
 

@@ -17,8 +17,8 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.store_options import RunsOptions
 from lastkey.jobs.topics import TopicFilter
 from lastkey.jobs.verify import job as verify
+from lastkey.jobs.verify.job import VerifyReport
 from lastkey.jobs.verify.plan_checks import plan_generation
-from lastkey.jobs.verify.report import VerifyReport
 from lastkey.udfs.verify.generation import check_generation
 from tests.builders.archives import Lab, by_topic, offset_checkpoint
 from tests.builders.logs import write_partition

@@ -16,7 +16,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.convert import job as convert
-from lastkey.jobs.convert.report import ConvertReport
+from lastkey.jobs.convert.job import ConvertReport
 from lastkey.jobs.errors import NOT_EMPTY, UsageError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.verify import job as verify

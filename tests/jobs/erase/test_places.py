@@ -18,7 +18,7 @@ from deltalake import write_deltalake
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.erase.places import Places, add_archive, add_store, appeared_since
-from lastkey.jobs.erase.search import Sought, search
+from lastkey.jobs.erase.search_store import Sought, search
 from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.paths import AUDIT_KEY
 from lastkey.jobs.store.tables import open_state

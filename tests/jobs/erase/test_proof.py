@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from lastkey.jobs.erase.proof import new_proof
+from lastkey.jobs.erase.write_proof import new_proof
 
 
 def test_proof_is_a_json_array_with_one_row_per_line(tmp_path):

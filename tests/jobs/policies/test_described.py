@@ -10,7 +10,7 @@ import pytest
 
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import load_config
-from lastkey.jobs.command.properties import parse_properties
+from lastkey.jobs.command.parse import parse_properties
 from lastkey.jobs.errors import DONE, ENVIRONMENT, USAGE
 from lastkey.jobs.live_cluster import client_settings
 

@@ -19,8 +19,8 @@ import lastkey
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.reporting import JobReport
-from lastkey.jobs.spark.attempts import is_sparks
 from lastkey.jobs.spark.engine import workers
+from lastkey.jobs.spark.running import is_sparks
 
 
 def main(remote: str, archive: str, folder: str) -> None:

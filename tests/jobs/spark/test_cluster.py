@@ -28,7 +28,7 @@ import pytest
 import lastkey
 from lastkey import open_partition
 from lastkey.jobs.errors import ENVIRONMENT
-from lastkey.jobs.spark.jars import cache, cached_delta
+from lastkey.jobs.spark.jvm import cached_delta, downloads_folder
 from tests.builders.cluster import IS_ROOT, PYTHON, Node, cluster, link, make_node
 from tests.builders.steps import Holds
 from tests.builders.stopping import descendants, wait_until_gone
@@ -299,7 +299,7 @@ def _looked_up(place: Place) -> dict[str, Any]:
 
 def test_other_jobs_and_data_sources_run_on_executors(place, local):
     """By Spark's own spark-submit; it gets Delta's jars from the user, and executors from it."""
-    jars = [place.elsewhere / Path(jar).name for jar in cached_delta(cache({}))]
+    jars = [place.elsewhere / Path(jar).name for jar in cached_delta(downloads_folder({}))]
     assert jars
     for jar in jars:
         shutil.copy(Path("~/.ivy2.5.2/jars").expanduser() / jar.name, jar)

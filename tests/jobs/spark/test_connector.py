@@ -15,7 +15,7 @@ import pytest
 from lastkey.jobs.command import cli
 from lastkey.jobs.errors import ENVIRONMENT, NO_CONNECTOR
 from lastkey.jobs.spark import connector
-from lastkey.jobs.spark.java import classes, java_context
+from lastkey.jobs.spark.running import classes, java_context
 from lastkey.logformat.storage.hadoop import hadoop_settings
 from tests.builders.cloud_servers import KEY, azure_server, gcs_server
 from tests.builders.errors import raises_kind

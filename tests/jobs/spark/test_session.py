@@ -17,31 +17,31 @@ from pyspark.errors import PySparkRuntimeError
 
 from lastkey.jobs import prepare
 from lastkey.jobs.errors import ENVIRONMENT, NO_JARS, NO_JAVA, SPARK_NOT_STARTED
-from lastkey.jobs.spark import engine, jars, jvm, session
+from lastkey.jobs.spark import engine, jvm, session
 from lastkey.jobs.spark.submit import UserOptions
 from tests.builders.errors import raises_kind
 from tests.builders.stopping import descendants, start, tracebacks
 from tests.kafka_lab.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
-DELTA = jars._DELTA_FILES[0]
+DELTA = jvm._DELTA_FILES[0]
 
 
 def _jars(folder):
     """Write empty jars in place of the real ones."""
     (folder / "jars").mkdir(parents=True)
-    for name in jars._DELTA_FILES:
+    for name in jvm._DELTA_FILES:
         with zipfile.ZipFile(folder / "jars" / name, "w") as jar:
             jar.writestr("x", name)
     return folder
 
 
 def test_cached_jars_are_used_only_if_complete(tmp_path):
-    assert jars.cached_delta(tmp_path) == []
+    assert jvm.cached_delta(tmp_path) == []
     _jars(tmp_path)
-    assert len(jars.cached_delta(tmp_path)) == len(jars._DELTA_FILES)
+    assert len(jvm.cached_delta(tmp_path)) == len(jvm._DELTA_FILES)
     (tmp_path / "jars" / DELTA).write_bytes(b"PK\x03\x04 cut")
-    assert jars.cached_delta(tmp_path) == []
+    assert jvm.cached_delta(tmp_path) == []
 
 
 @pytest.mark.spark
@@ -52,7 +52,7 @@ def test_resolver_downloads_the_jars_of_the_class_path(spark, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_SUBMIT_ARGS": options}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "jars").iterdir()) == sorted(jars._DELTA_FILES)
+    assert sorted(path.name for path in (tmp_path / "jars").iterdir()) == sorted(jvm._DELTA_FILES)
 
 
 def test_connectors_for_tables_in_buckets_are_resolved(tmp_path):
@@ -63,12 +63,12 @@ def test_connectors_for_tables_in_buckets_are_resolved(tmp_path):
     found = jvm.settings_for(UserOptions(conf=ours), java, tables=tables)
     names = [package.split(":")[1] for package in found["spark.jars.packages"].split(",")]
     assert names == ["hadoop-aws", "s3", "s3-transfer-manager", "sts", "apache-client", "hadoop-azure"]
-    assert found["spark.jars.excludes"] == jars.NOT_NEEDED
+    assert found["spark.jars.excludes"] == jvm.NOT_NEEDED
     assert "spark.driver.extraClassPath" in found
     user = UserOptions(conf=ours | {"spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.4.1"})
     theirs = jvm.settings_for(user, java, tables=tables)
     assert theirs["spark.jars.packages"] == "org.apache.hadoop:hadoop-azure:3.5.0"
-    assert theirs["spark.jars.excludes"] == jars.BUNDLE
+    assert theirs["spark.jars.excludes"] == jvm.BUNDLE
 
 
 def test_session_settings_depend_on_the_master(tmp_path, monkeypatch):
@@ -91,10 +91,10 @@ def test_session_settings_depend_on_the_master(tmp_path, monkeypatch):
     assert "TieredStopAtLevel" not in cluster["spark.driver.defaultJavaOptions"]
 
     fresh = jvm.settings_for(UserOptions(conf={"spark.jars.ivy": str(tmp_path / "none")}), java)
-    assert fresh["spark.jars.packages"] == jars.DELTA
-    assert fresh["spark.jars.excludes"] == jars.NOT_NEEDED
+    assert fresh["spark.jars.packages"] == jvm.DELTA
+    assert fresh["spark.jars.excludes"] == jvm.NOT_NEEDED
     packages = {"spark.jars.ivy": str(tmp_path / "none"), "spark.jars.packages": "org.example:jar:1"}
-    assert jvm.settings_for(UserOptions(conf=packages), java)["spark.jars.excludes"] == jars.BUNDLE  # theirs need more
+    assert jvm.settings_for(UserOptions(conf=packages), java)["spark.jars.excludes"] == jvm.BUNDLE  # theirs need more
     assert "TieredStopAtLevel" not in jvm.settings_for(
         UserOptions(conf={"spark.jars.ivy": str(tmp_path)}), java, brief=False
     ).get("spark.driver.defaultJavaOptions")
@@ -320,7 +320,7 @@ def test_class_archive_of_a_crashed_jvm_is_discarded(code, tmp_path, monkeypatch
         Path(re.findall(r"ArchiveClassesAtExit=(\S+)", " ".join(command))[0]).write_bytes(b"classes")
         return subprocess.CompletedProcess(command, code)
 
-    monkeypatch.setattr(jars, "cached_delta", lambda ivy: ["delta.jar"])
+    monkeypatch.setattr(jvm, "cached_delta", lambda ivy: ["delta.jar"])
     monkeypatch.setattr(jvm, "class_archive", lambda java: archive)
     monkeypatch.setattr(prepare.subprocess, "run", run)
     prepare._prepare_spark(Path("java"))

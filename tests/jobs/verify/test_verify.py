@@ -16,8 +16,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import DONE, PROBLEMS, MissingPathError
 from lastkey.jobs.store.manifests import read_manifest, write_manifests
 from lastkey.jobs.topics import TopicFilter
-from lastkey.jobs.verify.job import run
-from lastkey.jobs.verify.report import VerifyReport
+from lastkey.jobs.verify.job import VerifyReport, run
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
 from tests.builders.archives import COMPACT, Lab, offset_checkpoint

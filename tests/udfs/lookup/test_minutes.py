@@ -9,7 +9,6 @@ import pytest
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.groups import groups
-from lastkey.udfs.lookup import minutes as module
 from lastkey.udfs.lookup.minutes import CREATE_TIME, LOG_APPEND_TIME, MINUTE_MS, TimedSegment, time_index_rows
 from tests.builders.logs import write_segment
 from tests.builders.trees import files_in
@@ -66,8 +65,7 @@ def test_unordered_create_times_are_indexed(tmp_path):
 
 
 @pytest.mark.parametrize("header", ["", "{codec=lz4} ", "{append_time=%d} ", "{append_time=%d pid=1 txn} "])
-def test_random_minutes_are_added_to_a_growing_table(tmp_path, monkeypatch, header):
-    monkeypatch.setattr(module, "_SLOTS", 2)
+def test_random_minutes_are_added(tmp_path, header):
     rng = random.Random(header)
     batches = []
     for i in range(120):
