@@ -147,7 +147,9 @@ def _type(schema: Mapping[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if schema.get("type") == "array":
         return f"array of {inner}" if (inner := _type(schema.get("items", {}))) else "array"
-    return str(schema.get("type", ""))
+    if isinstance(kinds := schema.get("type", ""), list):
+        return " or ".join(kinds)
+    return str(kinds)
 
 
 def json_page() -> str:

@@ -10,10 +10,12 @@ import json
 import types
 import typing
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import pyarrow as pa
 
 from lastkey.jobs.command import reporting
 from lastkey.jobs.command.functions import JOBS, imported
@@ -25,7 +27,6 @@ MORE: Final = (
     "lookup.minute_table",
     "lookup.query_table",
     "report.several",
-    "audit.report",
 )  # their jobs import them late
 _PLAIN: Final = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
 _PROBLEM: Final = {"anyOf": [{"$ref": "#/$defs/problem"}, {"type": "string"}]}
@@ -48,7 +49,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     kinds = defaultdict(list)
     for kind in sorted(_below(JobReport), key=lambda kind: (kind.__module__, kind.__name__)):
         if kind.job and "facts" in vars(kind):
-            kinds[kind.job].append(_report(kind))
+            kinds[kind.job.partition(" ")[0]].append(_report(kind))
     shared = {"problem": _value(Problem), "engine": _value(reporting.Work)}
     return {
         job: {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"Report of {job}"}
@@ -67,7 +68,7 @@ def _below(kind: type[JobReport]) -> Iterator[type[JobReport]]:
 
 def _report(kind: type[JobReport]) -> dict[str, Any]:
     own, others = _facts(kind, kind.facts)
-    properties = {"job": {"type": "string"}, **_EVERY, **own}
+    properties = {"job": {"const": kind.job} if kind.job else {"type": "string"}, **_EVERY, **own}
     optional = {"io": {"type": "object"}, "error": {"type": "object"}}  # the second: of a run that ended early
     return _OBJECT | {
         "properties": properties | optional,
@@ -113,7 +114,7 @@ def _hints(of: Any) -> dict[str, Any]:
     unknown: dict[str, Any] = {}
     while True:
         try:
-            return typing.get_type_hints(of, localns=unknown)
+            return typing.get_type_hints(of, localns=unknown, include_extras=True)
         except NameError as error:
             unknown[str(error.name)] = Any
 
@@ -123,6 +124,10 @@ def _value(kind: Any) -> dict[str, Any]:
     if kind in _PLAIN:
         return {"type": _PLAIN[kind]}
     origin, given = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _row(given[1])
+    if origin in (typing.NotRequired, typing.Required):
+        return _value(given[0])
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [_value(one) for one in given]}
     if origin is typing.Literal:
@@ -137,7 +142,7 @@ def _value(kind: Any) -> dict[str, Any]:
         return _report(kind)
     if typing.is_typeddict(kind):
         own = {name: _value(of) for name, of in _hints(kind).items()}
-        hints = typing.get_type_hints(kind, include_extras=True)
+        hints = _hints(kind)
         required = sorted(name for name in own if typing.get_origin(hints[name]) is not typing.NotRequired)
         return _OBJECT | {"properties": own, "required": required, "additionalProperties": False}
     if hasattr(kind, "to_json"):
@@ -148,6 +153,21 @@ def _value(kind: Any) -> dict[str, Any]:
     own, others = _facts(kind, names)
     own = {name: of for name, of in own.items() if (kind, name) != (Problem, "state")}
     return _OBJECT | {"properties": own, "required": sorted(own), "additionalProperties": others}
+
+
+def _row(columns: Iterable[pa.Field]) -> dict[str, Any]:
+    """Return the schema of a row of a table; bytes are keys, which reports show as text."""
+    own = {column.name: _cell(column.type, column.nullable) for column in columns}
+    return _OBJECT | {"properties": own, "required": sorted(own), "additionalProperties": False}
+
+
+def _cell(kind: pa.DataType, nullable: bool) -> dict[str, Any]:
+    if pa.types.is_struct(kind):
+        return _row(kind)
+    if pa.types.is_list(kind):
+        return {"type": "array", "items": _cell(kind.value_type, nullable=False)}
+    name = "integer" if pa.types.is_integer(kind) else "boolean" if pa.types.is_boolean(kind) else "string"
+    return {"type": [name, "null"] if nullable else name}
 
 
 def text(schema: Mapping[str, Any]) -> str:

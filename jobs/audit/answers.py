@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -24,7 +24,6 @@ from lastkey.udfs.audit.answers import (
     AnswerFile,
     Asked,
     Fingerprints,
-    KeptAnswers,
     Question,
     answer,
     fingerprints_in,
@@ -36,21 +35,16 @@ _MOST_ROWS: Final = 2_000_000  # rows of a task, which needs 200 bytes for each
 Part = tuple[int, ReadRange]  # side, and what its source shows
 
 
-@dataclass(frozen=True)
-class ReadSource:
-    """Source whose records a question reads. names: its topics -> their names among the units; None: their own."""
-
-    source: str
-    names: Mapping[str, str] | None = None
+Side = tuple[str, Mapping[str, str] | None]  # a source, and its topics -> their names among the units; None: their own
 
 
-def parts_by_unit(found: Gathered, sides: Sequence[ReadSource], spread: Collection[str] = ()) -> dict[Unit, list[Part]]:
+def parts_by_unit(found: Gathered, sides: Sequence[Side], spread: Collection[str] = ()) -> dict[Unit, list[Part]]:
     """Return what the sources show of each unit. spread: topics that are compared as a whole."""
     out: dict[Unit, list[Part]] = {}
     for part in found.parts:
-        for number, side in enumerate(sides):
-            topic = part.read.topic if side.names is None else side.names.get(part.read.topic)
-            if part.source == side.source and topic is not None:
+        for number, (source, names) in enumerate(sides):
+            topic = part.read.topic if names is None else names.get(part.read.topic)
+            if part.source == source and topic is not None:
                 unit = topic, ALL_PARTITIONS if topic in spread else part.read.partition
                 out.setdefault(unit, []).append((number, part))
     return out
@@ -81,14 +75,11 @@ class Request:
     source: str  # as the table names it
     parts: Mapping[Unit, Sequence[Part]]
     extra: Mapping[Unit, object]  # other inputs of a unit's rows
-    question: Callable[[Sides], Question]  # for the units that are asked
-    n_sides: int = 1
-    timed: bool = False  # units of ALL_PARTITIONS are ordered by time
+    question: Question
 
 
-def ask(audit: Audit, request: Request) -> Answers:
+def ask(audit: Audit[Any, Any], request: Request) -> Answers:
     """Answer a question; `commit` makes the files visible."""
-    root = audit.state.root.uri
     fingerprints = {unit: _fingerprint(request, unit) for unit in sorted({*request.parts, *request.extra})}
     out = Answers(f"{table_folder(request.table)}/{results_folder(request.source)}", fingerprints)
     kept = _kept(audit, request, out, _earlier(audit, request))
@@ -97,14 +88,14 @@ def ask(audit: Audit, request: Request) -> Answers:
     if not out.asked and out.kept:
         return out
     parts = {unit: request.parts.get(unit, ()) for unit in out.asked}
-    sides = _sides(root, request, parts)
     bounds = ranges(sum(part.read.entries for of in parts.values() for _, part in of), _MOST_ROWS)
-    asked = Asked(sides, request.question(sides), out.folder, {u: fingerprints[u] for u in out.asked})
-    out.fresh = audit.workers.run(partial(answer, asked), bounds, f"audit: {audit.report.kind}")
+    sides, asked = _sides(audit.state.root.uri, parts), {unit: fingerprints[unit] for unit in out.asked}
+    task = partial(answer, Asked(sides, request.question, out.folder, asked))
+    out.fresh = audit.workers.run(task, bounds, audit.report.job)
     return out
 
 
-def _earlier(audit: Audit, request: Request) -> dict[str, Fingerprints]:
+def _earlier(audit: Audit[Any, Any], request: Request) -> dict[str, Fingerprints]:
     """Return the files of the last answer, below the store; none if one of them was lost."""
     root, table = audit.state.root.uri, table_folder(request.table)
     paths = [f"{table}/{path}" for path in result_files(audit.state, request.table, request.source)]
@@ -112,24 +103,21 @@ def _earlier(audit: Audit, request: Request) -> dict[str, Fingerprints]:
     return found if len(found) == len(paths) else {}
 
 
-def _kept(audit: Audit, request: Request, out: Answers, earlier: Mapping[str, Fingerprints]) -> set[Unit]:
+def _kept(audit: Audit[Any, Any], request: Request, out: Answers, earlier: Mapping[str, Fingerprints]) -> set[Unit]:
     """Keep the rows of units that have not changed. Return these units."""
-    root = audit.state.root.uri
     known: dict[Unit, set[str]] = {}
     for units in earlier.values():
         for unit, text in units.items():
             known.setdefault(unit, set()).add(text)
     same = {unit: text for unit, text in out.fingerprints.items() if known.get(unit) == {text}}
     paths = [path for path, units in earlier.items() if not same.keys().isdisjoint(units)]
-    question = request.question(_sides(root, request, {}))
-    kept = audit.workers.run(
-        partial(keep, KeptAnswers(root, question, out.folder, same)), paths, "audit: unchanged results"
-    )
-    whole = [one for one in kept if one is not None]
-    if len(whole) < len(kept):  # a result is damaged: answer everything
-        return set()
-    out.kept = whole
-    return set(same)
+    task = partial(keep, Asked(_sides(audit.state.root.uri, {}), request.question, out.folder, same))
+    kept = audit.workers.run(task, paths, "audit: unchanged results")
+    out.kept = [one for one in kept if one is not None]
+    if len(out.kept) == len(kept):
+        return set(same)
+    out.kept = []  # a result is damaged: answer everything
+    return set()
 
 
 def _fingerprint(request: Request, unit: Unit) -> str:
@@ -140,19 +128,17 @@ def _fingerprint(request: Request, unit: Unit) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _sides(root: str, request: Request, parts: Mapping[Unit, Sequence[Part]]) -> Sides:
-    files: list[dict[str, set[Shown]]] = [{} for _ in range(request.n_sides)]
+def _sides(root: str, parts: Mapping[Unit, Sequence[Part]]) -> Sides:
+    files: tuple[dict[str, list[Shown]], ...] = {}, {}
     for number, of in enumerate(parts.values()):
         for side, part in of:
             if part.read.file:
-                shown = Shown(part.read.entries_id, number, part.read.partition)
-                files[side].setdefault(f"{table_folder(AUDIT_ENTRIES)}/{part.read.file}", set()).add(shown)
-    timed = frozenset(n for n, (_, partition) in enumerate(parts) if request.timed and partition == ALL_PARTITIONS)
-    shown_files = tuple({path: sorted(of) for path, of in side.items()} for side in files)
-    return Sides(root, tuple(parts), shown_files, timed)
+                shown = files[side].setdefault(f"{table_folder(AUDIT_ENTRIES)}/{part.read.file}", [])
+                shown.append(Shown(part.read.entries_id, number, part.read.partition))
+    return Sides(root, tuple(parts), tuple({path: sorted(set(of)) for path, of in side.items()} for side in files))
 
 
-def commit(audit: Audit, request: Request, answers: Answers, more: Sequence[AnswerFile] = ()) -> None:
+def commit(audit: Audit[Any, Any], request: Request, answers: Answers, more: Sequence[AnswerFile] = ()) -> None:
     """Put the answer's files in place of those of the last audit."""
     table = f"{table_folder(request.table)}/"
     files = [*answers.fresh, *answers.kept, *more]

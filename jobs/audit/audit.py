@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Generic, TypeVar
 
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit.records import Gathered, ReadSettings, gather
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import AuditedLogs, list_source
 from lastkey.jobs.command.audit_options import AuditOptions
-from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.recorded import recorded
@@ -27,81 +27,67 @@ from lastkey.udfs.audit.entries import Cuts
 
 MOST: Final = 20  # rows of a table of the report; the tables of the store have all
 _FEW_BYTES: Final = 256 << 20  # size of logs for which the JVM starts only briefly
+O = TypeVar("O", bound=AuditOptions)  # noqa: E741
+R = TypeVar("R", bound=AuditReport)
 
 
-CutsOf = Callable[[SparkTasks], Callable[[Key], Cuts]]
-
-
-@dataclass(frozen=True)
-class Audit:
-    """An audit at work, once everything is read."""
+class Audit(ABC, Generic[O, R]):
+    """An audit. A kind says what it lists, where versions may be added up, and what it asks once everything is read."""
 
     workers: SparkTasks
     state: State
     found: Gathered
-    report: AuditReport
+    spark_tables: tuple[str, ...] = ()  # URIs of other tables that Spark reads, in Hadoop's spelling
 
+    def __init__(self, options: O, report: R) -> None:
+        self.options, self.report = options, report
 
-def run_audit(
-    kind: str,
-    options: AuditOptions,
-    sources: Sequence[AuditSource],
-    ask: Callable[[Audit], None],
-    progress: Progress,
-    listed_by: Callable[[AuditReport], list[AuditedLogs]] | None = None,
-    tables: Sequence[str] = (),
-    cuts: CutsOf = lambda _: lambda _: None,
-) -> AuditReport:
-    """Read what is new in the sources, let `ask` fill the report, and record the audit in `cleaner_runs`.
+    def list_sources(self) -> list[AuditedLogs]:
+        """Return what is read."""
+        return [list_source(one, self.options.topics) for one in self.options.sources]
 
-    listed_by: lists what is read for the sources; None: themselves. tables: URIs of others that Spark reads, in
-    Hadoop's spelling. cuts: returns where versions may be added up; by default nowhere.
-    """
-    store = options.audits or next(one.store for one in sources if one.store is not None)
+    def cuts(self) -> Callable[[Key], Cuts]:
+        """Return a function that returns the cuts of a partition; by default its versions are not added up."""
+        return lambda _: None
 
-    def work() -> AuditReport:
-        return _run(kind, options, open_state(store), sources, ask, progress, listed_by, tables, cuts)
+    @abstractmethod
+    def ask(self) -> None:
+        """Fill the report, and write the results."""
 
-    return recorded(f"audit {kind}", store, work, dry_run=False)
+    def run(self, progress: Progress) -> R:
+        """Read what is new in the sources, ask, and record the audit in `cleaner_runs`."""
+        store = self.options.audits or next(one.store for one in self.options.sources if one.store is not None)
+        return recorded(self.report.job, store, partial(self._run, store, progress), dry_run=False)
 
-
-def _run(
-    kind: str,
-    options: AuditOptions,
-    state: State,
-    sources: Sequence[AuditSource],
-    ask: Callable[[Audit], None],
-    progress: Progress,
-    listed_by: Callable[[AuditReport], list[AuditedLogs]] | None,
-    tables: Sequence[str],
-    cuts: CutsOf,
-) -> AuditReport:
-    began = time.perf_counter()
-    report = AuditReport(kind=kind, audits=state.root.uri)
-    listed = [list_source(one, options.topics) for one in sources] if listed_by is None else listed_by(report)
-    report.sources = [one.name for one in listed]
-    report.seconds["list"] = time.perf_counter() - began
-    roots = {s.root for one in listed for partition in one.partitions for s in partition.segments} - {state.root.uri}
-    check_apart(Place("--audits", state.root.uri), *(Place("what is audited", root) for root in sorted(roots)))
-    size = sum(s.size_bytes for one in listed for partition in one.partitions for s in partition.segments)
-    audits, brief = uri_for_spark(state.root), size < _FEW_BYTES
-    with spark_workers(f"audit {kind}", options, report, progress, brief=brief, tables=(audits, *tables)) as workers:
-        if not state.root.is_local:  # before hours of reading
-            with workers.spark(f"audit {kind}") as spark:
-                connector.connect(spark, audits)
-        at = time.perf_counter()
-        asked = ReadSettings(options.config, audit_secret(state), options.hide_keys, cuts(workers))
-        found = gather(state, listed, asked, workers, progress)
-        report.seconds["read"] = time.perf_counter() - at
-        report.stretches_read, report.bytes_read = found.stretches_read, found.bytes_read
-        report.other_problems += found.all_problems
-        at = time.perf_counter()
-        try:
-            ask(Audit(workers, state, found, report))
-        except Exception as error:
-            if not isinstance(error, JobError):
-                check_files(state, found.files)  # raises if a task failed at one of them
-            raise
-        report.seconds["ask"] = time.perf_counter() - at
-    report.seconds["total"] = time.perf_counter() - began
-    return report
+    def _run(self, store: str, progress: Progress) -> R:
+        began, report, job = time.perf_counter(), self.report, self.report.job
+        self.state = open_state(store)
+        report.audits, report.keys_hidden = self.state.root.uri, self.options.hide_keys
+        listed = self.list_sources()
+        report.sources = [one.name for one in listed]
+        report.seconds["list"] = time.perf_counter() - began
+        segments = [s for one in listed for partition in one.partitions for s in partition.segments]
+        roots = {s.root for s in segments} - {report.audits}
+        check_apart(Place("--audits", report.audits), *(Place("what is audited", root) for root in sorted(roots)))
+        uri, brief = uri_for_spark(self.state.root), sum(s.size_bytes for s in segments) < _FEW_BYTES
+        tables = (uri, *self.spark_tables)
+        with spark_workers(job, self.options, report, progress, brief=brief, tables=tables) as self.workers:
+            if not self.state.root.is_local:  # before hours of reading
+                with self.workers.spark(job) as spark:
+                    connector.connect(spark, uri)
+            at = time.perf_counter()
+            settings = ReadSettings(self.options.config, audit_secret(self.state), report.keys_hidden, self.cuts())
+            self.found = gather(self.state, listed, settings, self.workers, progress)
+            report.seconds["read"] = time.perf_counter() - at
+            report.stretches_read, report.bytes_read = self.found.stretches_read, self.found.bytes_read
+            report.other_problems += self.found.all_problems
+            at = time.perf_counter()
+            try:
+                self.ask()
+            except Exception as error:
+                if not isinstance(error, JobError):
+                    check_files(self.state, self.found.files)  # raises if a task failed at one of them
+                raise
+            report.seconds["ask"] = time.perf_counter() - at
+        report.seconds["total"] = time.perf_counter() - began
+        return report

@@ -11,16 +11,16 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from lastkey.jobs.audit.sources import AuditedLogs, archive_source, list_source
+from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.errors import MissingPathError, UnknownNameError
 from lastkey.jobs.spark.workers import Runner
 from lastkey.jobs.topics import KAFKAS_OWN, Key, TopicFilter
 from lastkey.udfs.audit.committed import TOPICS, Committed, gather, read_commits
 from lastkey.udfs.audit.delivery import Position
-from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
+from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS, OffsetCommit
 
 _KAFKAS_OWN = TopicFilter((KAFKAS_OWN,))
 
@@ -51,10 +51,11 @@ def list_coordinators(source: AuditSource, elsewhere: str | None) -> AuditedLogs
     return found
 
 
-def committed_in(workers: Runner, source: AuditedLogs, *, accept_gaps: bool = False) -> Committed:
-    """Read the coordinators' topics in tasks. accept_gaps: missing offsets are no problem."""
+def committed_in(workers: Runner, source: AuditedLogs, config: Config) -> Committed:
+    """Read the coordinators' topics in tasks."""
     partitions = [one for one in source.partitions if one.topic in TOPICS]
-    return gather(workers.run(partial(read_commits, accept_gaps=accept_gaps), partitions, "audit: committed offsets"))
+    read = partial(read_commits, accept_gaps=config.topic_settings(CONSUMER_OFFSETS).gaps == "accept")
+    return gather(workers.run(read, partitions, "audit: committed offsets"))
 
 
 def committed_offsets(found: Committed, groups: Collection[str]) -> tuple[dict[Key, set[int]], set[Key]]:
@@ -62,12 +63,11 @@ def committed_offsets(found: Committed, groups: Collection[str]) -> tuple[dict[K
     ranges above them are delivered.
     """
     offsets, ranges = defaultdict[Key, set[int]](set), set[Key]()
-    for row in found.rows.select(["group", "topic", "partition", "committed_offset", "delivered"]).to_pylist():
-        if not groups or row["group"] in groups:
-            key = row["topic"], row["partition"]
-            offsets[key].add(row["committed_offset"] or 0)
-            if row["delivered"]:
-                ranges.add(key)
+    for row in found.rows:
+        if row.topic is not None and (not groups or row.group in groups):
+            offsets[row.topic, row.partition].add(row.offset or 0)
+            if row.delivered:
+                ranges.add((row.topic, row.partition))
     return offsets, ranges
 
 
@@ -79,21 +79,21 @@ def committed_positions(
     n_partitions: of the audited topics; ends: the log end of each partition. Raise UnknownNameError for a group that
     committed nothing although all was read.
     """
-    by_group: dict[str, list[dict[str, Any]]] = {}
-    for row in found.rows.to_pylist():
-        if not groups or row["group"] in groups:
-            by_group.setdefault(row["group"], []).append(row)
+    by_group: dict[str, list[OffsetCommit]] = {}
+    for row in found.rows:
+        if not groups or row.group in groups:
+            by_group.setdefault(row.group, []).append(row)
     unknown = {group: why for group in {*groups, *by_group} if (why := found.unknown_because(group)) is not None}
     for group in groups:
         if group not in by_group and group not in unknown and group not in found.group_types:
-            near = difflib.get_close_matches(group, set(found.rows["group"].to_pylist()))
+            near = difflib.get_close_matches(group, {row.group for row in found.rows})
             hint = f"did you mean {' or '.join(near)}?" if near else "audit delivery without --group shows all"
             raise UnknownNameError(message=f"--group {group}: it has committed nothing", near=hint)
     by_unit: dict[Key, list[Position]] = {}
     notes = []
     for group, commits in sorted(by_group.items()):
-        there = {(row["topic"], row["partition"]): row for row in commits if row["topic"] in n_partitions}
-        nameless = {row["topic_id"] for row in commits if row["topic"] is None}
+        there = {(row.topic, row.partition): row for row in commits if row.topic in n_partitions}
+        nameless = {row.topic_id or "" for row in commits if row.topic is None}
         if nameless:
             notes.append(
                 f"group {group!r}: no record has the names of the topics {', '.join(sorted(nameless))}; their offsets "
@@ -101,10 +101,9 @@ def committed_positions(
             )
         if group in groups and not there:
             notes.append(f"group {group!r} has committed no offset of a topic that is audited")
-        for topic in sorted({topic for topic, _ in there}):
+        for topic in sorted({topic for topic, _ in there if topic is not None}):
             for partition in range(n_partitions[topic]):
-                row = there.get((topic, partition))
-                position = _position(group, commits[0]["group_type"], row, unknown)
+                position = _position(group, commits[0].group_type, there.get((topic, partition)), unknown)
                 by_unit.setdefault((topic, partition), []).append(position)
                 end = ends.get((topic, partition))
                 if end is not None and position.start > end:
@@ -115,10 +114,9 @@ def committed_positions(
     return Positions(by_unit, unknown, notes)
 
 
-def _position(group: str, kind: str, row: Mapping[str, Any] | None, unknown: Mapping[str, str]) -> Position:
+def _position(group: str, kind: str, row: OffsetCommit | None, unknown: Collection[str]) -> Position:
     if row is None:  # a share group that has no row here has no state: one that could not be read has a row
         return Position(group, kind, known=kind == "share" or group not in unknown)
-    ranges = tuple((each["first"], each["last"]) for each in row["delivered"])
-    start = row["committed_offset"] or 0
-    tail = min(max([start, *(last + 1 for _, last in ranges)]), 2**63 - 1)
-    return Position(group, row["group_type"], start, tail, ranges, row["certain"])
+    start = row.offset or 0
+    tail = min(max([start, *(last + 1 for _, last in row.delivered)]), 2**63 - 1)
+    return Position(group, row.group_type, start, tail, row.delivered, row.certain)

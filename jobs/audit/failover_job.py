@@ -2,88 +2,198 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from lastkey.jobs.audit.audit import Audit
+import pyarrow as pa
+
 from lastkey.jobs.audit.coordinators import committed_in, list_coordinators
-from lastkey.jobs.audit.go_on import GoOn, go_on
 from lastkey.jobs.audit.offset_files import encode_offsets, read_offsets
-from lastkey.jobs.audit.pairs import Pair, run_pair
+from lastkey.jobs.audit.pairs import PairAudit
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.audit.sources import AuditedLogs, list_source
+from lastkey.jobs.audit.translate_offsets import TranslatedOffset, translate_offsets
 from lastkey.jobs.command.audit_options import AuditFailoverOptions
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import Card, Table, count, counted, moment
+from lastkey.jobs.command.reporting import Card, TextTable, count, counted, moment
 from lastkey.jobs.command.whole_file import PLAN
 from lastkey.jobs.errors import UnknownNameError, UsageError
 from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.topics import Key, TopicFilter
-from lastkey.udfs.audit.committed import Committed
-from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
+from lastkey.udfs.audit.failover import LOST_ROW
 from lastkey.udfs.audit.mirror_checkpoints import CHECKPOINT_TOPICS, MirrorCheckpoint, read_checkpoints
 from lastkey.udfs.data_source.pieces import SourcePartition
 
+_SUMS = ("undelivered", "lost", "superseded", "read", "again", "not_of_a", "passed_over")
+LostRow = Annotated[dict[str, Any], LOST_ROW]
+_FAILOVER_SUMMARY = pa.schema(
+    [
+        pa.field("group", pa.string(), nullable=False),
+        *(pa.field(name, pa.int64(), nullable=False) for name in ("partitions", *_SUMS, "again_ms")),
+        pa.field("ways", pa.struct([(way, pa.int64()) for way in ("identity", "time", "start")]), nullable=False),
+    ]
+)
 
-def run(options: AuditFailoverOptions, progress: Progress) -> AuditReport:
+
+@dataclass(frozen=True)
+class CheckpointOpinion:
+    """Checkpoint of MirrorMaker 2 beside an answer. `confirms`: nothing from the answer on is skipped; `open`: the
+    answer is not the copy of a record, but by time or the start of B.
+    """
+
+    topic: str
+    partition: int
+    b_topic: str
+    offset: int
+    committed: int  # in A
+    skipped: int  # offsets of B from the answer on
+    answer: Literal["open", "skips", "confirms"]
+
+
+def _b_place(row: Any) -> str:
+    return "-" if row.b_topic is None else f"{row.b_topic}-{row.partition}"
+
+
+@dataclass(kw_only=True)
+class FailoverReport(AuditReport):
+    """Report of `audit failover`."""
+
+    job = "audit failover"
+    facts = f"{AuditReport.facts} partitions lost mirror_maker"
+    result_tables = (
+        TextTable(
+            "partitions",
+            "place:partition_of_B offset way:by committed:committed_in_A read again span:again_ms lost why:because",
+            {"place": _b_place, "span": lambda row: count(row.again_ms)},
+            "Offsets at which the group continues",
+        ),
+        TextTable(
+            "lost",
+            "partition:partition_of_A offset time key",
+            {"time": lambda row: moment(row["timestamp_ms"])},
+            "Lost records",
+        ),
+        TextTable(
+            "mirror_maker",
+            "place:partition_of_B offset committed:committed_in_A answer",
+            {"place": _b_place},
+            "Checkpoints of MirrorMaker 2",
+        ),
+    )
+
+    summary: Annotated[dict[str, Any], _FAILOVER_SUMMARY] = field(default_factory=dict)
+    partitions: list[TranslatedOffset] = field(default_factory=list)
+    lost: list[LostRow] = field(default_factory=list)
+    mirror_maker: list[CheckpointOpinion] = field(default_factory=list)
+
+    def cards(self) -> Iterable[Card]:
+        """Return the figures above the tables."""
+        of = self.summary
+        yield Card("group", of["group"], counted(of["partitions"], "partition"))
+        yield Card("not delivered", count(of["undelivered"]), "records of A at or behind the committed offsets")
+        yield Card("read again", count(of["again"]), f"records, of {of['again_ms']:,} ms at most in a partition")
+        yield Card("lost", count(of["lost"]), "not delivered, and not in B")
+        why = "not delivered, not in B, but newer versions of their keys are"
+        yield Card("superseded", count(of["superseded"]), why)
+        yield Card("not of A", count(of["not_of_a"]), "records of B alone, which the group will read")
+        why = "records of B that A had and dropped, before the offsets"
+        yield Card("passed over", count(of["passed_over"]), why)
+
+
+def run(options: AuditFailoverOptions, progress: Progress) -> FailoverReport:
     """Find the offsets of B for a group."""
-    given = None if options.committed is None else read_offsets(options.committed, options.group)
-    archives = [options.a.archive, options.b.archive, options.offsets_archive]
-    stores = [options.a.store, options.b.store, options.audits]
-    # before Spark starts: it may be missing
-    coordinators = None if given is not None else list_coordinators(options.a, options.offsets_archive)
-    plan = None if options.output is None else checked_output(options.output, archives, stores, kind=PLAN)
-    return run_pair("failover", options, partial(_ask, options, given, coordinators, plan), progress)
+    return FailoverAudit(options, FailoverReport()).run(progress)
 
 
-def _ask(
-    options: AuditFailoverOptions,
-    given: Mapping[Key, int] | None,
-    coordinators: AuditedLogs | None,
-    plan: str | None,
-    audit: Audit,
-    pair: Pair,
-) -> None:
-    committed = {key: offset for key, offset in (given or {}).items() if key[0] in pair.topics}
-    if coordinators is not None:
-        accepts = options.config.topic_settings(CONSUMER_OFFSETS).gaps == "accept"
-        found = committed_in(audit.workers, coordinators, accept_gaps=accepts)
-        committed = _committed(found, options.group, pair, audit.report)
-    elif not committed:
-        file, group = options.committed, options.group
-        raise UsageError(message=f"--committed {file}: no offset of group {group} in topics that are compared")
-    answers, lost = go_on(audit, pair, committed, options)
-    _fill(audit.report, options, pair, answers, lost)
-    _compare_checkpoints(audit, options, pair, answers)
-    if plan is not None:
-        write_page(plan, encode_offsets(answers, pair.in_b), PLAN)
+class FailoverAudit(PairAudit[AuditFailoverOptions, FailoverReport]):
+    """Search for the offsets of B at which a group continues."""
 
+    _coordinators: AuditedLogs | None = None
+    _given: Mapping[Key, int] | None = None
 
-def _compare_checkpoints(audit: Audit, options: AuditFailoverOptions, pair: Pair, answers: Sequence[GoOn]) -> None:
-    """Report where MirrorMaker 2 lets the group continue in B, beside each answer: a second opinion."""
-    read = partial(read_checkpoints, group=options.group)
-    made = audit.workers.run(read, _checkpoint_logs(options.b), "audit: checkpoints of MirrorMaker 2")
-    audit.report.other_problems += [problem for one in made for problem in one.problems]
-    theirs = {(one.topic, one.partition): one for each in made for one in each.checkpoints}
-    pairs = ((one, theirs.get((pair.in_b.get(one.topic, ""), one.partition))) for one in answers)
-    rows = [_opinion(one, checkpoint) for one, checkpoint in pairs if checkpoint is not None]
-    audit.report.details["mirror_maker"] = rows
-    header = ("partition of B", "offset", "committed in A", "answer")
-    shown = [
-        [f"{row['b_topic']}-{row['partition']}", count(row["offset"]), count(row["committed"]), row["answer"]]
-        for row in rows
-    ]
-    audit.report.tables.append(Table("Checkpoints of MirrorMaker 2", header, shown, (3,)))
-    audit.report.notes += [
-        f"{row['topic']}-{row['partition']}: MirrorMaker 2 continues at {row['offset']:,}, and skips "
-        f"{counted(row['skipped'], 'offset')} of B from the answer on"
-        for row in rows
-        if row["answer"] == "skips"
-    ]
+    def __init__(self, options: AuditFailoverOptions, report: FailoverReport) -> None:
+        """Raise before Spark starts if an input is missing, or the output is."""
+        super().__init__(options, report)
+        if options.committed is not None:
+            self._given = read_offsets(options.committed, options.group)
+        else:
+            self._coordinators = list_coordinators(options.a, options.offsets_archive)
+        archives = [options.a.archive, options.b.archive, options.offsets_archive]
+        stores = [options.a.store, options.b.store, options.audits]
+        self._plan = None if options.output is None else checked_output(options.output, archives, stores, kind=PLAN)
+
+    def ask(self) -> None:
+        """Fill the report, and write the results."""
+        options, report = self.options, self.report
+        answers, lost = translate_offsets(self, self._committed())
+        report.partitions = answers
+        report.lost = report.show_keys(lost)
+        total = {name: sum(getattr(one, name) for one in answers) for name in _SUMS}
+        report.summary = {
+            "group": options.group, "partitions": len(answers), **total,
+            "again_ms": max((one.again_ms for one in answers), default=0),
+            "ways": {way: sum(one.way == way for one in answers) for way in ("identity", "time", "start")},
+        }  # fmt: skip
+        report.findings = total["lost"]
+        report.notes += [
+            f"{one.topic}-{one.partition}: A could not be read in whole: records that were not delivered may be lost, "
+            "without a name"
+            for one in answers
+            if one.a_unread
+        ]
+        report.notes += [
+            f"{one.topic}-{one.partition}: by time: what B got from others before that time is skipped"
+            for one in answers
+            if one.way == "time"
+        ]
+        self._compare_checkpoints()
+        if self._plan is not None:
+            write_page(self._plan, encode_offsets(answers), PLAN)
+
+    def _committed(self) -> dict[Key, int]:
+        """Return the group's offsets in A's topics that are compared; name what is not known of them."""
+        options, report, group, topics = self.options, self.report, self.options.group, self.pair.topics
+        if self._coordinators is None:
+            given = {key: offset for key, offset in (self._given or {}).items() if key[0] in topics}
+            if not given:
+                file = options.committed
+                raise UsageError(message=f"--committed {file}: no offset of group {group} in topics that are compared")
+            return given
+        found = committed_in(self.workers, self._coordinators, options.config)
+        report.other_problems += [*found.problems, *found.unreadable((group,), topics)]
+        unknown = found.unknown_because(group)
+        every = [row for row in found.rows if row.topic in topics]
+        rows = [row for row in every if row.group == group]
+        if not rows and unknown is None:
+            others = ", ".join(sorted({row.group for row in every})[:10]) or "none"
+            raise UsageError(
+                message=f"--group {group}: it committed no offset of A's topics; groups that did: {others}"
+            )
+        if unknown is not None:
+            report.other_problems.append(f"what group {group} committed last is not known: {unknown}")
+        if any(row.group_type == "share" for row in rows):
+            report.notes.append(
+                f"{group} is a share group: what it acknowledged behind its start offsets is read again"
+            )
+        return {(str(row.topic), row.partition): row.offset for row in rows if row.offset is not None}
+
+    def _compare_checkpoints(self) -> None:
+        """Report where MirrorMaker 2 lets the group continue in B, beside each answer: a second opinion."""
+        report, read = self.report, partial(read_checkpoints, group=self.options.group)
+        made = self.workers.run(read, _checkpoint_logs(self.options.b), "audit: checkpoints of MirrorMaker 2")
+        report.other_problems += [problem for one in made for problem in one.problems]
+        theirs = {(one.topic, one.partition): one for each in made for one in each.checkpoints}
+        pairs = ((one, theirs.get((one.b_topic or "", one.partition))) for one in report.partitions)
+        report.mirror_maker = [_opinion(one, checkpoint) for one, checkpoint in pairs if checkpoint is not None]
+        report.notes += [
+            f"{one.topic}-{one.partition}: MirrorMaker 2 continues at {one.offset:,}, and skips "
+            f"{counted(one.skipped, 'offset')} of B from the answer on"
+            for one in report.mirror_maker
+            if one.answer == "skips"
+        ]
 
 
 def _checkpoint_logs(b: AuditSource) -> Sequence[SourcePartition]:
@@ -94,111 +204,10 @@ def _checkpoint_logs(b: AuditSource) -> Sequence[SourcePartition]:
         return ()
 
 
-def _opinion(one: GoOn, checkpoint: MirrorCheckpoint) -> dict[str, Any]:
-    """Return a row about a checkpoint and an answer. `confirms`: nothing from the answer on is skipped; `open`: the
-    answer is not the copy of a record, but by time or the start of B.
-    """
-    skipped = 0 if one.offset is None else max(checkpoint.offset - one.offset, 0)
+def _opinion(one: TranslatedOffset, theirs: MirrorCheckpoint) -> CheckpointOpinion:
+    skipped = 0 if one.offset is None else max(theirs.offset - one.offset, 0)
     is_open = one.offset is None or (skipped > 0 and one.way != "identity")
-    return {
-        "topic": one.topic,
-        "partition": one.partition,
-        "b_topic": checkpoint.topic,
-        "offset": checkpoint.offset,
-        "committed": checkpoint.upstream_offset,
-        "skipped": skipped,
-        "answer": "open" if is_open else "skips" if skipped else "confirms",
-    }
-
-
-def _committed(found: Committed, group: str, pair: Pair, report: AuditReport) -> dict[Key, int]:
-    """Return the group's offsets in A's topics that are compared; name what is not known of them."""
-    report.other_problems += [*found.problems, *found.unreadable((group,), pair.topics)]
-    unknown = found.unknown_because(group)
-    rows = [row for row in found.rows.to_pylist() if row["group"] == group and row["topic"] in pair.topics]
-    if not rows and unknown is None:
-        others = ", ".join(sorted({r["group"] for r in found.rows.to_pylist() if r["topic"] in pair.topics})[:10])
-        raise UsageError(
-            message=f"--group {group}: it committed no offset of A's topics; groups that did: {others or 'none'}"
-        )
-    if unknown is not None:
-        report.other_problems.append(f"what group {group} committed last is not known: {unknown}")
-    if any(row["group_type"] == "share" for row in rows):
-        report.notes.append(f"{group} is a share group: what it acknowledged behind its start offsets is read again")
-    return {
-        (row["topic"], row["partition"]): row["committed_offset"] for row in rows if row["committed_offset"] is not None
-    }
-
-
-def _fill(
-    report: AuditReport,
-    options: AuditFailoverOptions,
-    pair: Pair,
-    answers: Sequence[GoOn],
-    lost: Sequence[dict[str, Any]],
-) -> None:
-    total = {
-        name: sum(getattr(one, name) for one in answers)
-        for name in ("undelivered", "lost", "superseded", "read", "again", "not_of_a", "passed_over")
-    }
-    ways = {way: sum(one.way == way for one in answers) for way in ("identity", "time", "start")}
-    again_ms = max((one.again_ms for one in answers), default=0)
-    report.findings = total["lost"]
-    report.summary = {"group": options.group, "partitions": len(answers), **total, "again_ms": again_ms, "ways": ways}
-    shown = [row | {"key": shown_key(row["key"], options.hide_keys)} for row in lost]
-    report.details = {
-        "partitions": [asdict(one) | {"b_topic": pair.in_b.get(one.topic)} for one in answers],
-        "lost": shown,
-        "keys_hidden": options.hide_keys,
-    }
-    report.cards = [
-        Card("group", options.group, counted(len(answers), "partition")),
-        Card("not delivered", count(total["undelivered"]), "records of A at or behind the committed offsets"),
-        Card("read again", count(total["again"]), f"records, of {again_ms:,} ms at most in a partition"),
-        Card("lost", count(total["lost"]), "not delivered, and not in B"),
-        Card("superseded", count(total["superseded"]), "not delivered, not in B, but newer versions of their keys are"),
-        Card("not of A", count(total["not_of_a"]), "records of B alone, which the group will read"),
-        Card("passed over", count(total["passed_over"]), "records of B that A had and dropped, before the offsets"),
-    ]
-    report.tables = [
-        Table(
-            "Offsets at which the group continues",
-            ("partition of B", "offset", "by", "committed in A", "read", "again", "again ms", "lost", "because"),
-            [_row(pair, one) for one in answers],
-            (2, 8),
-        ),
-        Table(
-            "Lost records",
-            ("partition of A", "offset", "time", "key"),
-            [_lost_row(row) for row in shown],
-            (2, 3),
-        ),
-    ]
-    report.notes += [
-        f"{one.topic}-{one.partition}: A could not be read in whole: records that were not delivered may be lost, "
-        "without a name"
-        for one in answers
-        if one.a_unread
-    ]
-    report.notes += [
-        f"{one.topic}-{one.partition}: by time: what B got from others before that time is skipped"
-        for one in answers
-        if one.way == "time"
-    ]
-
-
-def _lost_row(row: Mapping[str, Any]) -> list[str]:
-    return [f"{row['topic']}-{row['partition']}", count(row["offset"]), moment(row["timestamp_ms"]), row["key"]]
-
-
-def _row(pair: Pair, one: GoOn) -> list[str]:
-    topic = pair.in_b.get(one.topic)
-    figures = (one.read, one.again, one.again_ms, one.lost)
-    return [
-        "-" if topic is None else f"{topic}-{one.partition}",
-        count(one.offset),
-        one.way,
-        count(one.committed),
-        *map(count, figures),
-        one.why,
-    ]
+    answer: Literal["open", "skips", "confirms"] = "open" if is_open else "skips" if skipped else "confirms"
+    return CheckpointOpinion(
+        one.topic, one.partition, theirs.topic, theirs.offset, theirs.upstream_offset, skipped, answer
+    )

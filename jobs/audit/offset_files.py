@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from lastkey.jobs.audit.go_on import GoOn
+from lastkey.jobs.audit.translate_offsets import TranslatedOffset
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import LogFormatError
@@ -46,9 +46,9 @@ def read_offsets(file: str, group: str) -> dict[Key, int]:
     return found
 
 
-def encode_offsets(answers: Sequence[GoOn], in_b: Mapping[str, str]) -> bytes:
+def encode_offsets(answers: Sequence[TranslatedOffset]) -> bytes:
     """Return the file that sets a group's offsets in B."""
     out = io.StringIO()
-    rows = ((in_b[one.topic], one.partition, one.offset) for one in answers if one.offset is not None)
+    rows = ((one.b_topic, one.partition, one.offset) for one in answers if one.offset is not None)
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue().encode()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
-from lastkey.jobs.audit.answers import ReadSource
-from lastkey.jobs.audit.audit import Audit, run_audit
+from lastkey.jobs.audit.answers import Side
+from lastkey.jobs.audit.audit import Audit, R
 from lastkey.jobs.audit.known_reads import NO_PROBLEMS
 from lastkey.jobs.audit.records import Gathered, ReadRange
 from lastkey.jobs.audit.report import AuditReport
@@ -16,11 +15,25 @@ from lastkey.jobs.audit.sources import AuditedLogs, list_source
 from lastkey.jobs.command.audit_options import AuditPairOptions
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.parse import Rename
-from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import EVERY_TOPIC, Key, TopicFilter
 
 _INTERNAL: Final = ("*.internal", "*-internal")  # MirrorMaker's own and Connect's: no mirror copies them
+
+
+O = TypeVar("O", bound=AuditPairOptions)  # noqa: E741
+
+
+class PairAudit(Audit[O, R]):
+    """Audit of A and its copy B."""
+
+    def __init__(self, options: O, report: R) -> None:
+        super().__init__(options, report)
+        self.pair = Pair()
+
+    def list_sources(self) -> list[AuditedLogs]:
+        """List both sources, cut to the topics that are compared; fill `pair`, and note the others."""
+        return list_pair(self.pair, self.options, self.report)
 
 
 @dataclass
@@ -43,19 +56,10 @@ class Pair:
         """B's name for each topic of A that it has."""
         return {name: topic for topic, name in self.names.items()}
 
-
-def run_pair(
-    kind: str, options: AuditPairOptions, ask: Callable[[Audit, Pair], None], progress: Progress
-) -> AuditReport:
-    """Run an audit of two sides; `ask` fills the report."""
-    pair = Pair()
-    sides, listed = [options.a, options.b], partial(list_pair, pair, options)
-    return run_audit(kind, options, sides, lambda audit: ask(audit, pair), progress, listed)
-
-
-def list_sides(pair: Pair) -> list[ReadSource]:
-    """Return both sides under A's names."""
-    return [ReadSource(pair.a, {topic: topic for topic in pair.topics}), ReadSource(pair.b, pair.names)]
+    @property
+    def sides(self) -> list[Side]:
+        """Both sides under A's names."""
+        return [(self.a, {topic: topic for topic in self.topics}), (self.b, self.names)]
 
 
 def list_pair(pair: Pair, options: AuditPairOptions, report: AuditReport) -> list[AuditedLogs]:
@@ -68,21 +72,14 @@ def list_pair(pair: Pair, options: AuditPairOptions, report: AuditReport) -> lis
     names = names_in_a(set(every.n_partitions), [Rename.of(text) for text in options.renames])
     if a.name == every.name:  # it holds both: what is a copy is no original
         pair.topics -= {topic for topic, name in names.items() if topic != name}
-        a = replace(a, partitions=tuple(one for one in a.partitions if one.topic in {None, *pair.topics}))
+        a = a.only(pair.topics)
     others = sorted(topic for topic, name in names.items() if name not in pair.topics)
     if others:
         report.notes.append(f"topics of B that A does not have: {', '.join(others)}: not compared")
     report.notes += [f"B has no topic {topic}" for topic in sorted(pair.topics - set(names.values()))]
     pair.names = {topic: name for topic, name in names.items() if name in pair.topics}
-    b = replace(every, partitions=tuple(one for one in every.partitions if one.topic in {None, *pair.names}))
-    pair.partitions = (
-        {(one.topic, one.partition) for one in a.partitions if one.topic is not None and one.partition is not None},
-        {
-            (pair.names[one.topic], one.partition)
-            for one in b.partitions
-            if one.topic is not None and one.partition is not None
-        },
-    )
+    b = every.only(pair.names)
+    pair.partitions = set(a.keys), {(pair.names[topic], partition) for topic, partition in b.keys}
     if a.name != b.name:
         return [a, b]
     return [replace(a, partitions=tuple(dict.fromkeys((*a.partitions, *b.partitions))))]

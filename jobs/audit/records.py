@@ -227,17 +227,9 @@ def _torn(plan: _ReadPlan, cover: _Cover, cuts: Cuts) -> set[int]:
 
 def _pieces(source: AuditedLogs, asked: ReadSettings, found: Gathered) -> Iterator[tuple[Piece, Segment]]:
     """Yield the stretches of a source's logs that a consumer sees; note what cannot be read."""
-    ranges = [
-        Range(
-            wanted=Wanted(committed=True),
-            split_bytes=_WHOLE,
-            fail_on_data_loss=False,
-            quarantine=True,
-        )
-        for _ in source.partitions
-    ]
+    every = Range(wanted=Wanted(committed=True), split_bytes=_WHOLE, fail_on_data_loss=False, quarantine=True)
     listed = {(s.root, s.path): s for one in source.partitions for s in one.segments}
-    for piece in each(source.partitions, ranges):
+    for piece in each(source.partitions, [every] * len(source.partitions)):
         if piece.problem is None:
             yield piece, listed[piece.root, piece.path]
         elif piece.topic is None or piece.partition is None:
@@ -322,9 +314,7 @@ def _commit(state: State, plan: _ReadPlan, found: Gathered, files: Sequence[File
 
 def _filled(made: StretchRead, file: FileRead) -> dict[str, Any]:
     """Return the columns of a stretch's row that are known once it was read."""
-    positions = ("end_position", "last_position", "last_crc")
-    names = (*positions, "entries_id", "entries", "first_offset", "last_offset", "newest_ms")
-    return {name: getattr(made, name) for name in names} | {
+    return vars(made) | {
         "problems": json.dumps([asdict(problem) for problem in made.problems]),
         "cuts": APART if made.cuts is None else json.dumps(made.cuts),
         "file": file.path if made.first_offset >= 0 else "",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.data_source.files import find_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions, Selection
 from lastkey.jobs.data_source.store import generation_partitions
-from lastkey.jobs.topics import TopicFilter, without_kafkas_own
+from lastkey.jobs.topics import Key, TopicFilter, without_kafkas_own
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.storage import normal_uri
 
@@ -22,13 +23,21 @@ class AuditedLogs:
     counts: tuple[tuple[str, int], ...] = ()  # partitions of topics whose last ones are not here
 
     @property
+    def keys(self) -> list[Key]:
+        """Topics and numbers of the partitions that have them."""
+        return [(p.topic, p.partition) for p in self.partitions if p.topic is not None and p.partition is not None]
+
+    @property
     def n_partitions(self) -> dict[str, int]:
         """Partitions of each topic, by the highest number."""
         found: dict[str, int] = {}
-        for one in self.partitions:
-            if one.topic is not None and one.partition is not None:
-                found[one.topic] = max(found.get(one.topic, 0), one.partition + 1)
+        for topic, partition in self.keys:
+            found[topic] = max(found.get(topic, 0), partition + 1)
         return found | {topic: n for topic, n in self.counts if topic in found}
+
+    def only(self, topics: Collection[str]) -> AuditedLogs:
+        """Return the logs of these topics, and folders without one."""
+        return replace(self, partitions=tuple(p for p in self.partitions if p.topic is None or p.topic in topics))
 
 
 def archive_source(archive: str, topics: TopicFilter) -> AuditedLogs:

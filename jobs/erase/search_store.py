@@ -6,7 +6,7 @@ The table of records of audits does not help: it has what a consumer sees, and a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -20,7 +20,7 @@ from lastkey.jobs.archive.places import is_same
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
-from lastkey.jobs.command.reporting import Card, JobReport, Table, count, counted, size
+from lastkey.jobs.command.reporting import Card, JobReport, TextTable, count, counted, size
 from lastkey.jobs.command.store_options import EraseOptions
 from lastkey.jobs.erase.places import Places, add_archive, add_store, appeared_since
 from lastkey.jobs.errors import JobError, MissingPathError
@@ -36,6 +36,7 @@ from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, exists, normal_uri, open_root
 
 _MOST_KEYS: Final = 20  # rows of the table of keys
+_PLACE_COLUMNS: Final = ("place", "partition", "generation", "state", "searched_as", "files", "found", "may")
 
 
 @dataclass
@@ -83,10 +84,26 @@ class SearchReport(AuditReport):
     job = ""  # no command's: a part of the report of `erase`
     facts = "sources findings summary *=details stretches_read bytes_read"
 
-    kind: str = "erasure"
+    result_tables = (
+        TextTable("details.places", " ".join(_PLACE_COLUMNS), title="Places that still hold keys"),
+        TextTable("details.keys", "key found may tombstones", title="Keys that are still there"),
+    )
+
+    details: dict[str, Any] = field(default_factory=dict)  # rows by name
 
     def _name(self) -> str:
         return "search for keys"
+
+    def cards(self) -> Iterable[Card]:
+        """Return the figures above the tables."""
+        of = self.summary
+        may = f"{counted(of['may'], 'time')}: by filters or bytes"
+        yield Card("keys", count(of["keys"]), "looked for")
+        yield Card("still there", count(of["keys_found"]), counted(of["found"], "time"))
+        yield Card("perhaps there", count(of["keys_maybe"]), may)
+        yield Card("searched", counted(of["files_searched"], "file"), size(of["bytes_searched"]))
+        yield Card("without keys", counted(of["files_without_keys"], "file"), "indexes, manifests and their like")
+        yield Card("not read", count(of["not_read"]), "places: nothing is absent there")
 
 
 # -- what is searched
@@ -182,27 +199,13 @@ def fill_report(report: SearchReport, sought: Sought, names: pa.StringArray) -> 
         {"key": f"#{names[row].as_py()[:16]}", "found": int(n_found[row]), "may": int(may[row]),
          "tombstones": int(tombstones[row])} for row in most.tolist()
     ]  # fmt: skip
-    header = ("place", "partition", "generation", "state", "searched as")
-    place_rows = [(*place, *amounts) for place, amounts in sorted(rows.items())]
-    columns = (*(name.replace(" ", "_") for name in header), "files", "found", "may")
     report.details = {
-        "places": [dict(zip(columns, row, strict=True)) for row in place_rows],
+        "places": [
+            dict(zip(_PLACE_COLUMNS, (*place, *amounts), strict=True)) for place, amounts in sorted(rows.items())
+        ],
         "keys": keys,
         "without_keys": dict(places.without_keys),
     }
-    report.cards = _cards(report.summary)
-    text = [(*map(str, row[:5]), *(f"{cell:,}" for cell in row[5:])) for row in place_rows]
-    report.tables = [
-        Table(
-            "Places that still hold keys", (*header, "files", "found", "may"), [list(row) for row in text], (1, 2, 3, 4)
-        ),
-        Table(
-            "Keys that are still there",
-            ("key", "found", "may", "tombstones"),
-            [[k["key"], count(k["found"]), count(k["may"]), count(k["tombstones"])] for k in keys],
-            (0,),
-        ),
-    ]
     if may.any():
         report.notes.append(
             "may: a filter reports about one key in 1,000 by mistake, and other data may contain the same bytes"
@@ -228,20 +231,6 @@ def _counts(sought: Sought) -> tuple[NDArray[np.int64], dict[tuple[str, ...], li
                 row = rows.setdefault(_place_key(file), [0, 0, 0])
                 row[:] = [row[0] + 1, *(int(old + new) for old, new in zip(row[1:], amounts, strict=True))]
     return of_keys, rows
-
-
-def _cards(summary: dict[str, Any]) -> list[Card]:
-    """Return the figures of the page."""
-    bad = "bad" if summary["found"] else ""
-    may = f"{counted(summary['may'], 'time')}: by filters or bytes"
-    return [
-        Card("keys", count(summary["keys"]), "looked for"),
-        Card("still there", count(summary["keys_found"]), counted(summary["found"], "time"), bad),
-        Card("perhaps there", count(summary["keys_maybe"]), may),
-        Card("searched", counted(summary["files_searched"], "file"), size(summary["bytes_searched"])),
-        Card("without keys", counted(summary["files_without_keys"], "file"), "indexes, manifests and their like"),
-        Card("not read", count(summary["not_read"]), "places: nothing is absent there"),
-    ]
 
 
 def _place_key(file: SearchFile) -> tuple[str, ...]:

@@ -92,3 +92,9 @@ def in_transaction(producer: int, *rows: Row) -> BatchText:
 
 def end(producer: int, *, commit: bool) -> BatchText:
     return BatchText((), {"producer_id": producer, "commit" if commit else "abort": True})
+
+
+def checkpoint(group: str, topic: str, upstream: int, offset: int) -> Row:
+    """Return a record as MirrorMaker 2's Checkpoint writes it, of partition 0."""
+    names = b"".join(struct.pack(">h", len(name)) + name for name in (group.encode(), topic.encode()))
+    return Row(names + struct.pack(">i", 0), struct.pack(">hqqh", 0, upstream, offset, 0))

@@ -108,8 +108,7 @@ def write_sides(root: Path, a: Sequence[Seen], b: Sequence[Seen], spread: Collec
             shown.append(Shown(read_id, unit, partition))
         write_rows(root / path, [_version(reads.index((row.topic, row.partition)), row) for row in rows])
         files.append({path: shown} if rows else {})
-    timed = frozenset(n for unit, n in number.items() if unit[0] in spread)
-    return Sides(str(root), tuple(units), tuple(files), timed)
+    return Sides(str(root), tuple(units), tuple(files))
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, object]], n_runs: int = 3) -> None:

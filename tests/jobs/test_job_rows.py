@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lastkey.jobs import recorded
-from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.audit.keys import KeysReport
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.errors import CONFLICT, DONE, PROBLEMS, USAGE
 from lastkey.jobs.store import history, writing
@@ -193,8 +193,8 @@ def test_audit_run_is_recorded_beside_its_tables(tmp_path: Path) -> None:
     write_partition(tmp_path / "archive" / "t-0", "a=1")
     store = str(tmp_path / "store")
 
-    def run() -> AuditReport:
-        return AuditReport(kind="keys", sources=["a"], summary={"keys": 1})
+    def run() -> KeysReport:
+        return KeysReport(sources=["a"], summary={"keys": 1})
 
     recorded.recorded("audit keys", store, run, dry_run=False)
     assert not (tmp_path / "store").exists()

@@ -16,6 +16,7 @@ from lastkey.jobs.command.functions import JOBS
 from lastkey.jobs.replay import ReplayReport
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.replay import Replayed
+from tests.builders.groups import checkpoint, commit, write_log
 from tests.builders.logs import write_partition
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +52,11 @@ OF_SPARK = (
     "lookup ARCHIVE --store STORE --at 2020-01-01",
     "lookup ARCHIVE --queries QUERIES.csv --output ANSWERS.csv",
     "audit keys ARCHIVE --audits AUDITS",
+    "audit delivery ARCHIVE --audits AUDITS",
+    "audit delivery ARCHIVE --audits AUDITS --hide-keys",
+    "audit mirror ARCHIVE COPY --audits AUDITS",
+    "audit failover ARCHIVE COPY --audits AUDITS --group g",
+    "audit failover ARCHIVE ARCHIVE --audits AUDITS --group g",
 )
 
 
@@ -107,11 +113,20 @@ def test_json_of_each_command_is_valid_for_its_schema(folder: Path, capsys: pyte
 def test_json_of_each_spark_command_is_valid_for_its_schema(
     spark: object, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    write_log(folder / "ARCHIVE" / "__consumer_offsets-0", [[commit("g", "t", 0, 2), commit("g", "t", 1, 1)]])
+    write_log(folder / "ARCHIVE" / "A.checkpoints.internal-0", [[checkpoint("g", "t", 2, 3)]])
     for command in ("compact ARCHIVE --store STORE", *OF_SPARK):
         code = cli.main([*words(command, folder), "--json"])
         out, err = capsys.readouterr()
         assert code in (0, 3), (command, out, err)
-        check(json.loads(out), command)
+        told = json.loads(out)
+        check(told, command)
+        rows = [
+            name for name, value in told.items() if isinstance(value, list) and value and isinstance(value[0], dict)
+        ]
+        for name in rows if command.startswith("audit") else ():
+            with pytest.raises(jsonschema.ValidationError):
+                check(told | {name: [told[name][0] | {"more": 1}]}, command)
 
 
 def test_texts_fit_80_columns(

@@ -52,22 +52,22 @@ def test_committed_offsets_equal_those_of_the_broker(delivered):
     folder, answers, ends = delivered
     found = read(folder)
     ours: Answers = {}
-    for row in found.rows.to_pylist():
-        assert row["certain"]
-        name = f"{row['topic']}-{row['partition']}"
-        said = [row["committed_offset"], row["leader_epoch"], row["metadata"]]
-        if row["group_type"] == "share":
-            done = sum(each["last"] + 1 - each["first"] for each in row["delivered"])
-            said = [row["committed_offset"], ends[name] - row["committed_offset"] - done]  # start and lag
-        ours.setdefault(row["group"], {"type": row["group_type"], "offsets": {}})["offsets"][name] = said
+    for row in found.rows:
+        assert row.certain
+        name = f"{row.topic}-{row.partition}"
+        said = [row.offset, row.leader_epoch, row.metadata]
+        if row.group_type == "share":
+            done = sum(last + 1 - first for first, last in row.delivered)
+            said = [row.offset, ends[name] - row.offset - done]  # start and lag
+        ours.setdefault(row.group, {"type": row.group_type, "offsets": {}})["offsets"][name] = said
     assert ours == answers
     assert found.problems == ()
     assert found.notes == ("__consumer_offsets-0: 2 records of transactions without an end do not count",)
     assert {"classic-lagging", "consumer-lagging", "share-explicit", "transactional"} <= set(ours)
     assert not {"classic-deleted", "consumer-deleted", "share-deleted"} & set(ours)
     assert len(ours["simple ü"]["offsets"]) == 2
-    rows = [row for row in found.rows.to_pylist() if row["group"] == "share-explicit"]
-    assert sum(len(row["delivered"]) for row in rows) > 3  # else the lags prove little
+    rows = [row for row in found.rows if row.group == "share-explicit"]
+    assert sum(len(row.delivered) for row in rows) > 3  # else the lags prove little
 
 
 def test_share_states_are_merged_as_by_kafka():

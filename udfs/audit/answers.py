@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,8 +30,8 @@ class Question(Protocol):
     def columns(self) -> tuple[str, ...]:
         """Columns of ENTRIES that it needs."""
 
-    def answer(self, versions: VersionRows) -> pa.Table | tuple[pa.Table, Any]:
-        """Return the rows for the result table; and what the driver needs, if that does not follow from them."""
+    def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, Any]:
+        """Return the rows for the result table, and what the driver needs: a summary, or more."""
 
     def summary(self, table: pa.Table) -> Any:
         """Return what the report shows of rows of the result table."""
@@ -39,7 +39,9 @@ class Question(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """Request that all tasks of a question share. folder: of the files, below the store."""
+    """Request that all tasks of a question share. folder: of the files, below the store; fingerprints: of the units
+    that are answered, or kept.
+    """
 
     sides: Sides
     question: Question
@@ -59,9 +61,7 @@ class AnswerFile:
 
 def answer(asked: Asked, bounds: tuple[int, int]) -> AnswerFile:
     """Answer the question for a range of hashes."""
-    found = asked.question.answer(load(asked.sides, bounds, asked.question.columns))
-    table, more = (found, None) if isinstance(found, pa.Table) else found
-    summary = asked.question.summary(table) if more is None else more
+    table, summary = asked.question.answer(load(asked.sides, bounds, asked.question.columns))
     return write_rows(asked.sides.root, asked.folder, table, asked.fingerprints, summary)
 
 
@@ -94,33 +94,22 @@ def fingerprints_in(root_uri: str, path: str) -> Fingerprints | None:
         return None
 
 
-@dataclass(frozen=True)
-class KeptAnswers:
-    """Request to keep the rows of units in files of earlier answers."""
-
-    root: str
-    question: Question
-    folder: str
-    fingerprints: Fingerprints  # fingerprints of kept units
-
-
-def keep(asked: KeptAnswers, path: str) -> AnswerFile | None:
+def keep(asked: Asked, path: str) -> AnswerFile | None:
     """Keep the file as it is if all its units are kept, else write those that are. Return None if it is damaged."""
-    units = fingerprints_in(asked.root, path) or {}
+    root, question = asked.sides.root, asked.question
+    units = fingerprints_in(root, path) or {}
     kept = {unit: text for unit, text in units.items() if unit in asked.fingerprints}
     try:
-        with open_file(open_root(asked.root), path) as file:
+        with open_file(open_root(root), path) as file:
             table = pq.ParquetFile(file, page_checksum_verification=True).read(use_threads=False)
     except (pa.ArrowException, OSError):
         return None
     if len(kept) == len(units):
-        return AnswerFile(path, 0, len(table), asked.question.summary(table))
-    if not kept:
-        return AnswerFile("", 0, 0, asked.question.summary(table.slice(0, 0)))
+        return AnswerFile(path, 0, len(table), question.summary(table))
     places = pa.table({"topic": [t for t, _ in kept], "partition": pa.array([p for _, p in kept], pa.int32())})
     codes, topics = _codes(table, places), set(_codes(places, places).tolist())
     rows = table.filter(pa.array(np.isin(codes, sorted(topics))))
-    return write_rows(asked.root, asked.folder, rows, kept, asked.question.summary(rows))
+    return write_rows(root, asked.folder, rows, kept, question.summary(rows))
 
 
 def _codes(table: pa.Table, places: pa.Table) -> np.ndarray:

@@ -16,10 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import Final
 
 from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS, KINDS, SHARE_STATE, OffsetCommit, SharedTopic, decode
 from lastkey.udfs.audit.last_records import last_records
@@ -28,25 +25,6 @@ from lastkey.udfs.problem import Problem
 
 TOPICS: Final = (CONSUMER_OFFSETS, SHARE_STATE)
 _DEFAULT_PARTITIONS: Final = 50  # default of both topics
-_RANGE: Final = pa.struct([pa.field("first", pa.int64()), pa.field("last", pa.int64())])
-COMMITTED: Final = pa.schema(
-    [
-        pa.field("group", pa.string()),
-        pa.field("group_type", pa.string()),  # classic, consumer, share, streams or unknown
-        pa.field("topic", pa.string()),  # null: of a share group, and nothing says the name of its id
-        pa.field("topic_id", pa.string()),  # null: the record has none
-        pa.field("partition", pa.int32()),
-        pa.field("committed_offset", pa.int64()),  # the next one to read; share: where the group starts; null: none
-        pa.field("leader_epoch", pa.int32()),  # -1: none
-        pa.field("metadata", pa.string()),
-        pa.field("commit_timestamp_ms", pa.int64()),  # -1: none, as in updates of share groups
-        pa.field("expire_timestamp_ms", pa.int64()),  # -1: none
-        pa.field("delivered", pa.list_(pa.field("element", _RANGE))),  # share: ranges above, first and last included
-        pa.field("certain", pa.bool_()),  # false: a later record may be lost in what could not be read
-        pa.field("coordinator_partition", pa.int32()),  # partition of __consumer_offsets or __share_group_state
-        pa.field("record_offset", pa.int64()),  # there; -1: none is known
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -67,7 +45,7 @@ class CommitsRead:
 class Committed:
     """Committed offsets of all groups at the end of the coordinators' logs."""
 
-    rows: Any  # pa.Table of COMMITTED, by group, topic and partition
+    rows: tuple[OffsetCommit, ...]  # by group, topic and partition
     group_types: Mapping[str, str]
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
@@ -83,14 +61,12 @@ class Committed:
     def unreadable(self, groups: Collection[str], topics: Collection[str]) -> list[str]:
         """Name the last commits of groups (none given: of all) for topics whose value cannot be read."""
         return [
-            f"group {row['group']!r}: the offset that it committed last of {row['topic']}-{row['partition']} cannot be"
-            f" read (record {row['record_offset']} of"
-            f" {SHARE_STATE if row['group_type'] == 'share' else CONSUMER_OFFSETS}-{row['coordinator_partition']})"
-            for row in self.rows.filter(pc.invert(self.rows["certain"])).to_pylist()
-            if row["committed_offset"] is None
-            and row["record_offset"] >= 0
-            and row["topic"] in topics
-            and (not groups or row["group"] in groups)
+            f"group {row.group!r}: the offset that it committed last of {row.topic}-{row.partition} cannot be read"
+            f" (record {row.record_offset} of"
+            f" {SHARE_STATE if row.group_type == 'share' else CONSUMER_OFFSETS}-{row.coordinator_partition})"
+            for row in self.rows
+            if not row.certain and row.offset is None and row.record_offset >= 0
+            if row.topic in topics and (not groups or row.group in groups)
         ]
 
 
@@ -118,7 +94,7 @@ def read_commits(partition: SourcePartition, *, accept_gaps: bool = False) -> Co
 
 
 def gather(reads: Sequence[CommitsRead]) -> Committed:
-    """Return what all partitions say together."""
+    """Return the content of all partitions together."""
     by_topic = {topic: {read.partition: read for read in reads if read.topic == topic} for topic in TOPICS}
     count = {topic: _count(topic, there) for topic, there in by_topic.items()}
     unread = {topic: _unread(topic, there, count[topic]) for topic, there in by_topic.items()}
@@ -127,12 +103,17 @@ def gather(reads: Sequence[CommitsRead]) -> Committed:
     names = {one.topic_id: one.topic for one in shared}
     found, strays = _found(by_topic, count)
     _add_unread_shares(found, shared, count[SHARE_STATE], unread[SHARE_STATE])
-    rows = [_row(commit, where, types, names, unread) for commit, where in found.values()]
-    rows.sort(key=lambda row: (row["group"], row["topic"] or "", row["partition"], row["topic_id"] or ""))
+    rows = []
+    for commit, (topic, number) in found.values():
+        certain = commit.certain and number not in unread[topic]
+        # Kafka makes a classic group of one that has offsets and nothing else
+        kind = "share" if topic == SHARE_STATE else types.get(commit.group, "classic" if certain else "unknown")
+        name = names.get(commit.topic_id or "") if commit.topic is None else commit.topic
+        rows.append(commit._replace(topic=name, certain=certain, group_type=kind, coordinator_partition=number))
     notes = [note for read in reads for note in read.notes]
     notes += [f"{why}: the commits of its groups are unknown" for each in unread.values() for why in each.values()]
     return Committed(
-        pa.Table.from_pylist(rows, schema=COMMITTED),
+        tuple(sorted(rows, key=lambda row: (row.group, row.topic or "", row.partition, row.topic_id or ""))),
         types,
         tuple(problem for read in reads for problem in read.problems),
         (*notes, *strays),
@@ -141,8 +122,7 @@ def gather(reads: Sequence[CommitsRead]) -> Committed:
     )
 
 
-Place = tuple[str, int]  # a coordinator's topic and partition
-Found = dict[tuple[str, str, int], tuple[OffsetCommit, Place]]
+Found = dict[tuple[str, str, int], tuple[OffsetCommit, tuple[str, int]]]  # with a coordinator's topic and partition
 
 
 def _found(by_topic: Mapping[str, Mapping[int, CommitsRead]], count: Mapping[str, int]) -> tuple[Found, list[str]]:
@@ -168,40 +148,10 @@ def _add_unread_shares(found: Found, shared: Sequence[SharedTopic], count: int, 
     """Add the share partitions that have no state here only because it could not be read."""
     for one in shared:
         for number in one.partitions:
-            commit = OffsetCommit(one.group, None, one.topic_id, number, None, readable=False)
+            commit = OffsetCommit(one.group, None, one.topic_id, number, None, certain=False)
             home = _home(SHARE_STATE, commit, count) if count else -1
             if not count or home in unread:
                 found.setdefault((one.group, one.topic_id, number), (commit, (SHARE_STATE, home)))
-
-
-def _row(
-    commit: OffsetCommit,
-    where: Place,
-    types: Mapping[str, str],
-    names: Mapping[str, str],
-    unread: Mapping[str, Mapping[int, str]],
-) -> dict[str, Any]:
-    topic, number = where
-    certain = commit.readable and number not in unread[topic]
-    # Kafka makes a classic group of one that has offsets and nothing else
-    kind = "share" if topic == SHARE_STATE else types.get(commit.group, "classic" if certain else "unknown")
-    values = (
-        commit.group,
-        kind,
-        commit.topic if commit.topic is not None else names.get(commit.topic_id or ""),
-        commit.topic_id,
-        commit.partition,
-        commit.offset,
-        commit.leader_epoch,
-        commit.metadata,
-        commit.commit_ms,
-        commit.expire_ms,
-        [{"first": first, "last": last} for first, last in commit.delivered],
-        certain,
-        number,
-        commit.record_offset,
-    )
-    return dict(zip(COMMITTED.names, values, strict=True))
 
 
 def _count(topic: str, there: Mapping[int, CommitsRead]) -> int:

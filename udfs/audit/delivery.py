@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -34,12 +34,14 @@ from lastkey.udfs.audit.runs import (
     Bools,
     Groups,
     Ints,
+    Unit,
     VersionRows,
     by_key,
     first_valid,
     grouped,
     last_valid,
     load_file,
+    make_table,
     sums,
 )
 from lastkey.udfs.storage import make_folder, native_output, open_root
@@ -69,10 +71,20 @@ _UNKNOWN: Final = 2
 TABLE_GROUP: Final = "table"  # type of a group of a table of deliveries
 COUNTS: Final = ("keys", "delivered", "undelivered", "unknown", "never", "undelivered_tombstones", "versions_behind")
 PERCENTILES: Final = ("p50", "p90", "p99", "max")
+GROUP_PLACE: Final = ("group", "group_type", "topic")
+# Figures of a group and a topic
+GROUP_FIGURES: Final = pa.schema(
+    [
+        *(pa.field(name, pa.string(), nullable=False) for name in GROUP_PLACE),
+        *(pa.field(name, pa.int64(), nullable=False) for name in COUNTS),
+        *(pa.field(lag, pa.struct([(share, pa.int64()) for share in PERCENTILES]), nullable=False) for lag in LAGS),
+    ]
+)
+WORST_KEY: Final = pa.schema([column for column in DELIVERIES if column.name not in ("source", "verdict")])
 _SHARES: Final = (0.5, 0.9, 0.99, 1.0)
 _SAMPLES: Final = 10_000  # samples of a file's lags: a rank is off by at most 1 / 10,000 of the keys
 _NONE: Final = np.iinfo(np.int64).min  # no time
-_GROUP_ROWS: Final = 1 << 15
+_GROUP_ROWS: Final = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -101,30 +113,27 @@ class DeliveryQuestion:
     """Question of `audit delivery`. `told`: files of `write_told`."""
 
     source: str
-    units: tuple[DeliveryUnit, ...]
+    units: Mapping[Unit, DeliveryUnit]
     most: int
     max_age_ms: int | None = None
     told: tuple[str, ...] = ()
     columns = ("timestamp_ms", "tombstone", "versions", "first_offset", "first_timestamp_ms")
 
-    def answer(self, versions: VersionRows) -> pa.Table:
+    def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, Summary]:
         """Return a row for each group and key."""
-        parts = [self._part(part) for part in ([versions] if self.told else versions.split())]
-        return parts[0] if self.told else pa.concat_tables(parts)
+        tables, without = zip(*(self._part(part) for part in parts), strict=True)
+        table = pa.concat_tables(tables)
+        return table, replace(self.summary(table), without=sum(without))
 
-    def _part(self, versions: VersionRows) -> pa.Table:
-        keys = _Keys(versions)
+    def _part(self, versions: VersionRows) -> tuple[pa.Table, int]:
+        """Return the rows of a part, and the number of deliveries by key whose key no record has."""
+        keys, tables = _Keys(versions), [DELIVERIES.empty_table()]
         told = _Told(versions, keys, self.told) if self.told else None
-        tables = [DELIVERIES.empty_table()]
-        for number, unit in enumerate(self.units):
-            for position in unit.positions if keys.count(number) else ():
+        for number, place in enumerate(versions.sides.units):
+            for position in self.units[place].positions if keys.count(number) else ():
                 marks = told.of(position.group) if told and position.group_type == TABLE_GROUP else None
                 tables.append(self._rows(keys, number, position, marks))
-        out = pa.concat_tables(tables)
-        if told is None:
-            return out
-        without = pa.scalar(str(told.without).encode())
-        return out.replace_schema_metadata({"without": without.as_py()})
+        return pa.concat_tables(tables), told.without if told else 0
 
     def _rows(self, keys: _Keys, number: int, position: Position, told: Ints | None) -> pa.Table:
         """Return the rows of a group and a unit. `told`: offset by key, _NONE: nothing."""
@@ -142,7 +151,8 @@ class DeliveryQuestion:
         done_at = np.where(done < 0, -1, offset[done])
         is_behind = ~delivered & (offset > done_at[groups.of])
         oldest, lag = first_valid(groups, is_behind), sums(groups, np.where(is_behind, keys.n_versions[rows], 0))
-        lags, unit = lag > 0, self.units[number]
+        topic, partition = place = keys.versions.sides.units[number]
+        lags, unit = lag > 0, self.units[place]
         first_ms, oldest_ms = first_time[groups.starts], np.where(oldest < 0, _NONE, first_time[oldest])
         done_ms = np.where(done < 0, _NONE, time[done])
         if told is not None:
@@ -152,35 +162,29 @@ class DeliveryQuestion:
         # a later version may be lost; only where all offsets from a start on are undelivered it is undelivered as well
         sure = unit.whole | (lags & (position.group_type != "share"))
         verdict = np.where(sure & position.known, lags.astype(np.int8), _UNKNOWN).astype(np.int8)
-        topic, partition = keys.versions.sides.units[number]
-        n = len(lag)
         columns = {
-            **{name: pa.repeat(pa.scalar(value), n) for name, value in (
-                ("source", self.source), ("group", position.group), ("group_type", position.group_type),
-                ("topic", topic), ("partition", partition),
-            )},
+            "source": self.source, "group": position.group, "group_type": position.group_type,
+            "topic": topic, "partition": partition,
             "key": keys.key(first, stop),
             "last_offset": offset[last],
             "last_timestamp_ms": _times(time[last]),
             "tombstone": keys.tombstone[rows][last],
             "versions": sums(groups, keys.n_versions[rows]),
-            "delivered_offset": pa.array(done_at, mask=done_at < 0),
+            "delivered_offset": _times(done_at),
             "delivered_timestamp_ms": _times(done_ms),
-            "oldest_undelivered_offset": pa.array(np.where(oldest < 0, 0, first_offset[oldest]), mask=oldest < 0),
+            "oldest_undelivered_offset": _times(np.where(oldest < 0, -1, first_offset[oldest])),
             "lag_versions": lag,
             "lag_offsets": np.where(lags, offset[last] - since, 0),
             "lag_ms": _span(lags, np.where(done < 0, first_ms, done_ms), time[last]),
             "age_ms": _span(lags, oldest_ms, newest),
             "verdict": pa.DictionaryArray.from_arrays(pa.array(verdict), pa.array(_VERDICTS)),
         }  # fmt: skip
-        arrays = [one if isinstance(one, pa.Array) else pa.array(one) for one in (columns[c.name] for c in DELIVERIES)]
-        return pa.table([one.cast(c.type) for one, c in zip(arrays, DELIVERIES, strict=True)], schema=DELIVERIES)
+        return make_table(len(lag), columns, DELIVERIES)
 
     def summary(self, table: pa.Table) -> Summary:
         """Return what a report shows of a table's rows."""
-        out = Summary(int((table.schema.metadata or {}).get(b"without", b"0")))
-        names = ("group", "group_type", "topic")
-        codes = [table[name].combine_chunks().dictionary_encode() for name in names]
+        out = Summary()
+        codes = [table[name].combine_chunks().dictionary_encode() for name in GROUP_PLACE]
         code = np.zeros(len(table), np.int64)
         for one in codes:
             code = code * max(len(one.dictionary), 1) + np.asarray(one.indices)
@@ -197,7 +201,7 @@ class DeliveryQuestion:
             counts = {"keys": stop - first, **dict(zip(COUNTS[1:-1], (int(f.sum()) for f in flags), strict=True))}
             counts["versions_behind"] = int(lags["lag_versions"][0][part][known].sum())
             sampled = {lag: _sampled(values[part][known & valid[part]]) for lag, (values, valid) in lags.items()}
-            place = tuple(rows[name][first].as_py() for name in names)
+            place = tuple(rows[name][first].as_py() for name in GROUP_PLACE)
             out.by_place[place] = counts, sampled
             if late.any():
                 out.worst += worst_keys(rows.slice(first, stop - first).filter(pa.array(late)), self.most)
@@ -216,6 +220,7 @@ def _delivered(position: Position, offset: Ints) -> Bools:
 
 
 def _times(values: Ints) -> Any:
+    """Return times or offsets, null where they are negative."""
     return pa.array(values, mask=values < 0)
 
 
@@ -231,7 +236,7 @@ class _Keys:
     def __init__(self, versions: VersionRows) -> None:
         found = by_key(versions)
         keyed = np.flatnonzero(~versions["keyless"][found.order[found.starts]])
-        unit = versions.unit[found.order[found.starts[keyed]]]
+        unit = versions["unit"][found.order[found.starts[keyed]]]
         keyed = keyed[np.argsort(unit, kind="stable")]  # groups by unit
         lengths = (found.ends - found.starts)[keyed]
         starts = np.append(0, np.cumsum(lengths))
@@ -305,7 +310,7 @@ class _Told:
         number = np.array([topics.index(topic) for topic, _ in sides.units], np.int64)[keys.unit]
         of_topic = pc.index_in(rows["topic"], pa.array(topics, pa.string())).fill_null(-1)
         at = keys.groups.order[keys.groups.starts]
-        partition = versions.partition[at] if by_partition else np.zeros(len(at), np.int32)
+        partition = versions["partition"][at] if by_partition else np.zeros(len(at), np.int32)
         theirs = np.asarray(rows["partition"]) if by_partition else np.zeros(len(rows), np.int32)
         self._ours = number, partition, versions["high"][at], versions["low"][at]
         self._theirs = np.asarray(of_topic).astype(np.int64), theirs, np.asarray(rows["high"]), np.asarray(rows["low"])
@@ -376,17 +381,18 @@ _WORST: Final = [("age_ms", "descending"), ("lag_versions", "descending"), ("par
 def worst_keys(late: pa.Table, most: int) -> list[dict[str, Any]]:
     """Return the undelivered keys of a group and topic whose last update waits longest, at most so many."""
     rows = late.take(pc.sort_indices(late, sort_keys=_WORST)[:most])
-    return list(rows.drop_columns(["source", "verdict"]).to_pylist())
+    return list(rows.select(WORST_KEY.names).to_pylist())
 
 
-def merged_figures(summaries: Sequence[Summary]) -> Mapping[tuple[str, ...], dict[str, Any]]:
-    """Return counts and percentiles of each (group, group_type, topic)."""
+def merged_figures(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """Return rows of GROUP_FIGURES, by place."""
     found: dict[tuple[str, ...], list[tuple[dict[str, int], dict[str, _Lags]]]] = {}
     for summary in summaries:
         for place, figures in summary.by_place.items():
             found.setdefault(place, []).append(figures)
-    return {
-        place: {name: sum(counts[name] for counts, _ in parts) for name in COUNTS}
+    return [
+        dict(zip(GROUP_PLACE, place, strict=True))
+        | {name: sum(counts[name] for counts, _ in parts) for name in COUNTS}
         | {lag: spread([lags[lag] for _, lags in parts]) for lag in LAGS}
         for place, parts in sorted(found.items())
-    }
+    ]

@@ -29,7 +29,7 @@ In memory at a time: the versions of a range; for `first_new` 60 bytes for each 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,11 +51,12 @@ from lastkey.udfs.audit.failover_kernels import (
     Records,
     find_states,
 )
-from lastkey.udfs.audit.pairs import PAIR_COLUMNS, Matches, match, pair_rows
-from lastkey.udfs.audit.runs import Bools, Ints, VersionRows
+from lastkey.udfs.audit.pairs import PAIR_COLUMNS, PAIRS, Matches, match
+from lastkey.udfs.audit.runs import Bools, Ints, Unit, VersionRows, make_table
 from lastkey.udfs.storage import make_folder, native_output, open_file, open_root
 
 PARTITION, LOST_RECORD = "partition", "lost"  # kinds of rows of PAIRS
+LOST_ROW: Final = pa.schema([PAIRS.field(name) for name in ("topic", "partition", "offset", "timestamp_ms", "key")])
 _STATES: Final = pa.schema(
     [
         pa.field("unit", pa.int32()),
@@ -75,51 +76,47 @@ Figures = Ints  # int64[units, FIGURES]; the largest number in LEAST, and ~ of i
 
 @dataclass(frozen=True)
 class FailoverQuestion:
-    """Question of `audit failover`. committed: the group's offset in A of each unit; NONE: nothing."""
+    """Question of `audit failover`. committed: the group's offsets in A."""
 
     source: str
     group: str
-    committed: tuple[int, ...]
+    committed: Mapping[Unit, int]
     ignore_timestamps: bool
     most: int
+    root: str
     states_folder: str
     columns = PAIR_COLUMNS
 
-    def answer(self, versions: VersionRows) -> tuple[pa.Table, RangeResult]:
+    def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, RangeResult]:
         """Return the rows of lost records, and what else the range says."""
-        root, path = open_root(versions.sides.root), f"{self.states_folder}/{uuid.uuid4().hex}.parquet"
+        root, path = open_root(self.root), f"{self.states_folder}/{uuid.uuid4().hex}.parquet"
         make_folder(root, self.states_folder)
         with native_output(root, path) as stream, pq.ParquetWriter(stream, _STATES, **_WRITTEN) as writer:
-            tables, figures = zip(*(self._part(part, writer) for part in versions.split()), strict=True)
+            tables, figures = zip(*(self._part(part, writer) for part in parts), strict=True)
         lost = pa.concat_tables(tables)
         return lost, RangeResult(add_figures(figures), path, first_lost(lost, self.most))
 
     def _part(self, versions: VersionRows, writer: Any) -> tuple[pa.Table, Figures]:
         """Write the states of a part. Return the rows of lost records, and figures."""
-        matches, known = match(versions, ignore_timestamps=self.ignore_timestamps), versions.sides.units
-        records = Records(
-            matches.unit, matches.in_b, *(matches[name] for name in ("keyless", "offset", "timestamp_ms"))
-        )
-        n = len(versions)
-        states, newer, figures = np.empty(n, np.int8), np.empty(n, np.bool_), _no_figures(len(known))
+        matches, units = match(versions, ignore_timestamps=self.ignore_timestamps), versions.sides.units
+        records = Records(*(matches[name] for name in ("unit", "side", "keyless", "offset", "timestamp_ms")))
+        n, committed = len(versions), np.array([self.committed.get(unit, NONE) for unit in units], np.int64)
+        states, newer, figures = np.empty(n, np.int8), np.empty(n, np.bool_), _no_figures(len(units))
         memory = np.empty(n, np.int64)
-        find_states(
-            matches.keys.starts, records, matches.links, np.array(self.committed), memory, states, newer, figures
-        )
-        writer.write_table(_state_rows(records, matches, states, newer))
+        find_states(matches.keys.starts, records, matches.links, committed, memory, states, newer, figures)
+        if n:
+            writer.write_table(_state_rows(records, matches, states, newer))
         rows = np.flatnonzero(states == LOST)
-        offset, unit = records.offset[rows], records.unit[rows]
         columns = {
-            "source": pa.repeat(pa.scalar(self.source), len(rows)),
-            "group": pa.repeat(pa.scalar(self.group), len(rows)),
-            "kind": pa.repeat(pa.scalar(LOST_RECORD), len(rows)),
-            "topic": pa.DictionaryArray.from_arrays(pa.array(unit), pa.array([t for t, _ in known], pa.string())),
-            "partition": np.array([partition for _, partition in known], np.int32)[unit],
+            "source": self.source,
+            "group": self.group,
+            "kind": LOST_RECORD,
+            **versions.sides.places(records.unit[rows]),
             "key": versions.arrow(matches.keys.order[rows], "key")[0],
-            "offset": offset,
+            "offset": records.offset[rows],
             "timestamp_ms": records.time[rows],
         }
-        return pair_rows(len(rows), columns), figures
+        return make_table(len(rows), columns, PAIRS), figures
 
     def summary(self, table: pa.Table) -> Earlier:
         """Return the answers of partitions among rows of the result table, and the first lost records."""
@@ -149,7 +146,7 @@ def first_lost(table: pa.Table, most: int) -> list[dict[str, Any]]:
     lost = table.filter(pa.compute.field("kind") == LOST_RECORD)
     by = [(name, "ascending") for name in ("topic", "partition", "offset")]
     rows = lost.take(pa.compute.select_k_unstable(lost, most, sort_keys=by))
-    return list(rows.select(["topic", "partition", "offset", "timestamp_ms", "key"]).to_pylist())
+    return list(rows.select(LOST_ROW.names).to_pylist())
 
 
 def _state_rows(records: Records, matches: Matches, states: NDArray[np.int8], newer: Bools) -> pa.Table:
@@ -166,7 +163,7 @@ def _state_rows(records: Records, matches: Matches, states: NDArray[np.int8], ne
         (links.n_a == links.n_b)[chosen],
         newer[of_b] & there,
     ]
-    return pa.table([pa.array(c).cast(f.type) for c, f in zip(columns, _STATES, strict=True)], schema=_STATES)
+    return make_table(len(chosen), dict(zip(_STATES.names, columns, strict=True)), _STATES)
 
 
 def _no_figures(n_units: int) -> Figures:
@@ -243,44 +240,39 @@ def _unit_states(root: str, path: str, unit: int) -> pa.Table:
 READ: Final = ("read", "again", "not_of_a", "passed_over")
 
 
-@dataclass(frozen=True)
-class Continuations:
-    """Offsets at which a consumer continues, by unit; NONE: nowhere. from_ms: of units answered by time."""
-
-    root: str
-    go_on: tuple[int, ...]
-    from_ms: tuple[int | None, ...]
-
-
-def first_at(asked: Continuations, path: str) -> Ints:
-    """Return int64[units]: the first offset of B in a file of states with a timestamp of at least from_ms."""
-    unit, offset, time, _ = _b_states(asked, path)
-    least = np.array([_LARGEST if ms is None else ms for ms in asked.from_ms], np.int64)
-    wanted = np.array([ms is not None for ms in asked.from_ms], np.bool_)
-    out = np.full(len(asked.from_ms), _LARGEST)
+def first_at(root: str, from_ms: Sequence[int | None], path: str) -> Ints:
+    """Return int64[units]: the first offset of B in a file of states with a timestamp of at least from_ms, where that
+    is given.
+    """
+    unit, offset, time, _ = _b_states(root, path)
+    least = np.array([_LARGEST if ms is None else ms for ms in from_ms], np.int64)
+    wanted = np.array([ms is not None for ms in from_ms], np.bool_)
+    out = np.full(len(from_ms), _LARGEST)
     later = wanted[unit] & (time >= least[unit])
     np.minimum.at(out, unit[later], offset[later])
     return out
 
 
-def behind(asked: Continuations, path: str) -> tuple[dict[str, Ints], Ints, Ints]:
-    """Return READ of each unit, int64[units], and the earliest and latest time of what is read again."""
-    unit, offset, time, state = _b_states(asked, path)
-    go_on = np.array(asked.go_on, np.int64)
-    there = go_on[unit] >= 0
-    read = there & (offset >= go_on[unit])
+def behind(root: str, offsets: Sequence[int], path: str) -> tuple[dict[str, Ints], Ints, Ints]:
+    """Return READ of each unit, int64[units], and the earliest and latest time of what is read again. offsets: at which
+    a consumer continues in B, by unit; NONE: nowhere.
+    """
+    unit, offset, time, state = _b_states(root, path)
+    begin = np.array(offsets, np.int64)
+    there = begin[unit] >= 0
+    read = there & (offset >= begin[unit])
     again = read & ((state == DELIVERED) | (state == REPEATED))
     which = read, again, read & (state == UNMATCHED), there & ~read & (state == UNMATCHED)
-    counts = {name: np.bincount(unit[one], minlength=len(go_on)) for name, one in zip(READ, which, strict=True)}
-    earliest, latest = np.full(len(go_on), _LARGEST), np.full(len(go_on), ~_LARGEST)
+    counts = {name: np.bincount(unit[one], minlength=len(begin)) for name, one in zip(READ, which, strict=True)}
+    earliest, latest = np.full(len(begin), _LARGEST), np.full(len(begin), ~_LARGEST)
     np.minimum.at(earliest, unit[again], time[again])
     np.maximum.at(latest, unit[again], time[again])
     return counts, earliest, latest
 
 
-def _b_states(asked: Continuations, path: str) -> tuple[NDArray[np.int32], Ints, Ints, NDArray[np.int8]]:
+def _b_states(root: str, path: str) -> tuple[NDArray[np.int32], Ints, Ints, NDArray[np.int8]]:
     """Return unit, offset, time and state of B's records in a file of states."""
-    with open_file(open_root(asked.root), path) as file:
+    with open_file(open_root(root), path) as file:
         rows = pq.read_table(file, columns=["unit", "b_offset", "b_ms", "b_state"], use_threads=False)
     unit, offset, time, state = (np.asarray(rows[name]) for name in rows.column_names)
     of_b: Bools = offset >= 0

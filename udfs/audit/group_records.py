@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from lastkey.logformat.messages.coordinator_records import GROUP_RECORDS, SHARE_RECORDS
 from lastkey.logformat.messages.reader import MessageError, reader
@@ -35,7 +33,6 @@ _TYPES_OF_GROUPS: Final = {2: "classic", 3: "consumer", 11: "share", 17: "stream
 _SHARE_TOPICS: Final = 15
 _SNAPSHOT, _UPDATE = 0, 1
 NONE: Final = -1
-_LONGEST: Final = 2**30
 NO_TOPIC_ID: Final = "A" * 22
 
 
@@ -43,17 +40,19 @@ class OffsetCommit(NamedTuple):
     """A committed offset of a group, or the state of a share partition."""
 
     group: str
-    topic: str | None  # None: only the id is known yet
-    topic_id: str | None
+    topic: str | None  # None: of a share group, only the id is known
+    topic_id: str | None  # None: the record has none
     partition: int
-    offset: int | None  # None: the record cannot be read, or a share partition has no start yet
+    offset: int | None  # the next one to read; share: where the group starts; None: none, or it cannot be read
     leader_epoch: int = NONE
     metadata: str = ""
-    commit_ms: int = NONE
+    commit_ms: int = NONE  # NONE also in updates of share groups
     expire_ms: int = NONE
-    delivered: tuple[Range, ...] = ()  # for share groups: ranges above the offset
+    delivered: tuple[Range, ...] = ()  # share: ranges above the offset, first and last included
     record_offset: int = NONE  # offset in the coordinator's log
-    readable: bool = True
+    certain: bool = True  # false: it cannot be read, or a later record may be lost in what could not be read
+    group_type: str = "unknown"  # or classic, consumer, share, streams
+    coordinator_partition: int = NONE  # partition of __consumer_offsets or __share_group_state
 
 
 class SharedTopic(NamedTuple):
@@ -76,39 +75,10 @@ class Decoded:
     keys_unread: int = 0  # records of an offset whose group is unknown
 
 
-def _behind_type(keys: Any) -> Any:
-    return pc.binary_slice(keys, 2, _LONGEST)  # without an end, pyarrow 26 fails on short keys
-
-
-def _identity_of_offsets(keys: Any) -> Any:
-    """Return keys in which a committed offset of type 0 is one of type 1: they replace each other."""
-    legacy = pa.array(record_types(keys) == _LEGACY_COMMIT)
-    as_new = pc.binary_join_element_wise(
-        pa.scalar(_COMMIT.to_bytes(2), pa.large_binary()), _behind_type(keys), pa.scalar(b"", pa.large_binary())
-    )
-    return pc.if_else(legacy, as_new, keys)
-
-
-def _always(keys: Any) -> Any:
-    return pa.array(np.ones(len(keys), np.bool_))
-
-
-def _partition_of_state(keys: Any) -> Any:
-    return _behind_type(keys)  # both types have the same fields behind the type
-
-
-def _is_snapshot(keys: Any) -> Any:
-    return pa.array(record_types(keys) == _SNAPSHOT)
-
-
+_OF_GROUPS: Final = frozenset({_LEGACY_COMMIT, _COMMIT, _SHARE_TOPICS, *_TYPES_OF_GROUPS})
 KINDS: Final = {
-    CONSUMER_OFFSETS: Kinds(
-        frozenset({_LEGACY_COMMIT, _COMMIT, _SHARE_TOPICS, *_TYPES_OF_GROUPS}),
-        frozenset(_TYPES_OF_GROUPS),
-        _identity_of_offsets,
-        _always,
-    ),
-    SHARE_STATE: Kinds(frozenset({_SNAPSHOT, _UPDATE}), frozenset(), _partition_of_state, _is_snapshot),
+    CONSUMER_OFFSETS: Kinds(_OF_GROUPS, frozenset(_TYPES_OF_GROUPS), _OF_GROUPS),
+    SHARE_STATE: Kinds(frozenset({_SNAPSHOT, _UPDATE}), frozenset(), frozenset({_SNAPSHOT})),
 }
 _KNOWN: Final = {CONSUMER_OFFSETS: frozenset(GROUP_RECORDS), SHARE_STATE: frozenset(SHARE_RECORDS)}
 
@@ -165,7 +135,7 @@ def _shared(group: str, of: dict[str, Any], state: str) -> SharedTopic:
 def _commit(key: dict[str, Any], offset: int, value: dict[str, Any] | None) -> OffsetCommit:
     if value is None:
         return OffsetCommit(
-            key["group"], key["topic"], None, key["partition"], None, record_offset=offset, readable=False
+            key["group"], key["topic"], None, key["partition"], None, record_offset=offset, certain=False
         )
     return OffsetCommit(
         key["group"],
@@ -215,7 +185,7 @@ def _share_partition(
             said = _versioned(SHARE_RECORDS[code] + "Value", value)
         except MessageError as error:
             out.notes.append(f"{name}, offset {offset}: the value of {_shown(key)} cannot be read: {error}")
-            out.commits.append(OffsetCommit(*of_partition, None, record_offset=offset, readable=False))
+            out.commits.append(OffsetCommit(*of_partition, None, record_offset=offset, certain=False))
             return
         batches = [tuple(batch.values()) for batch in said["stateBatches"]]
         changes.append(ShareStateRecord(said["startOffset"], np.array(batches, BATCH)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastkey.udfs.audit.runs import VersionRows, by_key, grouped, sums
+from lastkey.udfs.audit.runs import VersionRows, by_key, grouped, make_table, sums
 from lastkey.udfs.decode.partitioner import default_partitions
 
 AUDIT_KEYS: Final = pa.schema(
@@ -30,6 +30,16 @@ AUDIT_KEYS: Final = pa.schema(
         pa.field("partitions", pa.int32()),  # partitions of the topic with the key
     ]
 )
+# Counts of the keys of a partition
+PARTITION_KEYS: Final = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        *(pa.field(name, pa.int64(), nullable=False) for name in (
+            "keys", "tombstones", "versions", "most_versions", "bytes", "last_bytes", "misplaced", "elsewhere_too",
+        )),
+    ]
+)  # fmt: skip
 # First keys of a report: which, and their order, the largest first; then by topic, partition and key. No key that is
 # wanted comes behind one that is not
 FIRST: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
@@ -37,22 +47,22 @@ FIRST: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "misplaced": (pc.field("misplaced"), ("misplaced", "versions")),
     "several_partitions": (pc.field("partitions") > 1, ("partitions", "key")),
 }
-SUMS: Final = ("tombstones", "versions", "bytes", "last_bytes", "misplaced", "elsewhere_too")
-Summary = tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]  # rows of partitions; first keys by FIRST
+Summary = tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]  # rows of PARTITION_KEYS; first keys by FIRST
 
 
 @dataclass(frozen=True)
 class KeysQuestion:
-    """Question of `audit keys`. n_partitions: of the topic of each unit."""
+    """Question of `audit keys`. n_partitions: of each topic."""
 
     source: str
-    n_partitions: tuple[int, ...]
+    n_partitions: Mapping[str, int]
     most: int
     columns = ("timestamp_ms", "tombstone", "size_bytes", "versions", "bytes")
 
-    def answer(self, versions: VersionRows) -> pa.Table:
+    def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, Summary]:
         """Return a row for each key of each partition."""
-        return pa.concat_tables([self._part(part) for part in versions.split()])
+        table = pa.concat_tables([self._part(part) for part in parts])
+        return table, self.summary(table)
 
     def _part(self, versions: VersionRows) -> pa.Table:
         found = by_key(versions)
@@ -60,21 +70,17 @@ class KeysQuestion:
         keyed = np.flatnonzero(~versions["keyless"][last])
         last = last[keyed]
         keys, expected = versions.arrow(last, "key", "expected")
-        unit, high = versions.unit[last], versions["high"][last]
-        units = versions.sides.units
-        topics, topic = (
-            np.unique([topic for topic, _ in units], return_inverse=True) if units else ([], np.zeros(0, int))
-        )
-        topic, partition = topic[unit], np.array([number for _, number in units], np.int32)[unit]
-        of_key = grouped(topic, high, versions["low"][last])
+        units, places = versions.sides.units, versions.sides.places(versions["unit"][last])
+        any_unit = {topic: number for number, (topic, _) in enumerate(units)}  # a unit of each topic
+        topic = np.array([any_unit[topic] for topic, _ in units], np.int64)[versions["unit"][last]]
+        of_key = grouped(topic, versions["high"][last], versions["low"][last])
         partitions = np.empty(len(last), np.int32)
         partitions[of_key.order] = np.diff(np.append(of_key.starts, len(last)))[of_key.of]
-        counts = np.array(self.n_partitions, np.int32)[unit]
+        counts = np.array([self.n_partitions[topic] for topic, _ in units], np.int32)[topic]
         expected = pc.coalesce(expected, default_partitions(keys, pa.array(counts))) if len(keys) else expected
         columns = {
-            "source": pa.repeat(pa.scalar(self.source), len(last)),
-            "topic": pa.DictionaryArray.from_arrays(pa.array(topic), pa.array(topics, pa.string())),
-            "partition": partition,
+            "source": self.source,
+            **places,
             "key": keys,
             "last_offset": versions["offset"][last],
             "last_timestamp_ms": versions["timestamp_ms"][last],
@@ -82,49 +88,27 @@ class KeysQuestion:
             **{name: sums(found, versions[name][found.order])[keyed] for name in ("versions", "bytes")},
             "last_bytes": versions["size_bytes"][last],
             "expected_partition": expected,
-            "misplaced": partition != np.asarray(expected),
+            "misplaced": places["partition"] != np.asarray(expected),
             "partitions": partitions,
         }
-        arrays = [one if isinstance(one, pa.Array) else pa.array(one) for one in (columns[n] for n in AUDIT_KEYS.names)]
-        return pa.table([one.cast(c.type) for one, c in zip(arrays, AUDIT_KEYS, strict=True)], schema=AUDIT_KEYS)
+        return make_table(len(last), columns, AUDIT_KEYS)
 
     def summary(self, table: pa.Table) -> Summary:
         """Return the counts of each partition, and the first keys of each kind that a report shows."""
-        return _by_partition(table), {name: first_keys(table, name, self.most) for name in FIRST}
+        ones, several = np.ones(len(table), np.int64), pc.greater(table["partitions"], 1)
+        columns = {name: table[name] for name in PARTITION_KEYS.names if name in table.column_names}
+        columns |= {"keys": ones, "tombstones": table["tombstone"], "most_versions": table["versions"]}
+        counts = make_table(len(table), columns | {"elsewhere_too": several}, PARTITION_KEYS)
+        return add_partitions(counts), {name: first_keys(table, name, self.most) for name in FIRST}
 
 
-def _by_partition(keys: pa.Table) -> list[dict[str, Any]]:
-    """Return the counts of each topic and partition."""
-    flags = {
-        "tombstones": keys["tombstone"],
-        "misplaced": keys["misplaced"],
-        "elsewhere_too": pc.greater(keys["partitions"], 1),
-    }
-    columns = {name: keys[name] for name in ("topic", "partition", "versions", "bytes", "last_bytes")}
-    columns |= {name: flag.cast(pa.int64()) for name, flag in flags.items()}
-    asked = [("versions", "max"), ([], "count_all"), *((name, "sum") for name in SUMS)]
-    found = pa.table(columns).group_by(["topic", "partition"], use_threads=False).aggregate(asked).to_pylist()
-    return [
-        {
-            **{name: row[name] for name in ("topic", "partition")},
-            "keys": row["count_all"],
-            **{name: row[f"{name}_sum"] for name in SUMS[:2]},
-            "most_versions": row["versions_max"],
-            **{name: row[f"{name}_sum"] for name in SUMS[2:]},
-        }
-        for row in found
-    ]
-
-
-def add_partitions(parts: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the counts of each topic and partition over all files."""
-    out: dict[tuple[str, int], dict[str, Any]] = {}
-    for row in (row for rows in parts for row in rows):
-        known = out.setdefault((row["topic"], row["partition"]), dict.fromkeys(row, 0))
-        most = max(known["most_versions"], row["most_versions"])
-        known |= {n: known[n] + row[n] for n in row if n not in ("topic", "partition")}
-        known |= {"topic": row["topic"], "partition": row["partition"], "most_versions": most}
-    return [out[place] for place in sorted(out)]
+def add_partitions(counts: pa.Table) -> list[dict[str, Any]]:
+    """Return the counts of each topic and partition, from rows of PARTITION_KEYS."""
+    ways = {name: "max" if name == "most_versions" else "sum" for name in PARTITION_KEYS.names[2:]}
+    found = counts.group_by(["topic", "partition"], use_threads=False).aggregate(list(ways.items()))
+    found = found.select(["topic", "partition", *(f"{name}_{way}" for name, way in ways.items())])
+    found = found.rename_columns(PARTITION_KEYS.names).sort_by([("topic", "ascending"), ("partition", "ascending")])
+    return list(found.to_pylist())
 
 
 def first_keys(keys: pa.Table, which: str, most: int) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ Cost: one reading of the log; in memory are the records that count so far, those
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -31,6 +30,7 @@ from lastkey.udfs.problem import Problem
 
 _FLUSH_BYTES: Final = 64 << 20
 _TYPE_BYTES: Final = 2
+_LONGEST: Final = 2**30
 _READ: Final = pa.schema(
     [*select(RECORDS, ["offset", "key", "value", "producer_id", "transactional", "control"]), PROBLEM]
 )
@@ -52,8 +52,7 @@ class Kinds:
 
     wanted: frozenset[int]
     bare: frozenset[int]  # wanted, but their values are not: only whether there is one
-    identity: Callable[[Any], Any]  # keys -> identities, pa.Array of large_binary
-    replaces: Callable[[Any], Any]  # keys -> pa.BooleanArray: whether a record replaces all earlier ones
+    replaces: frozenset[int]  # records of these replace all earlier ones of their identity
 
 
 class LastRecords(NamedTuple):
@@ -148,8 +147,17 @@ def _columns(batch: Any, kinds: Kinds, types: dict[int, int]) -> Any:
     bare = pc.and_(is_bare, values.is_valid())
     values = pc.if_else(bare, pa.scalar(b"", pa.large_binary()), values)
     producers = pc.if_else(batch.column("transactional"), batch.column("producer_id"), pa.scalar(-1, pa.int64()))
-    columns = [batch.column("offset"), kinds.identity(keys), keys, values, producers]
+    columns = [batch.column("offset"), _identities(keys), keys, values, producers]
     return pa.Table.from_arrays(columns, schema=_PENDING)
+
+
+def _identities(keys: Any) -> Any:
+    """Return keys in which the types 0 and 1 are one: they are a commit in the old and the new form, or a snapshot and
+    an update of one share partition.
+    """
+    rest = pc.binary_slice(keys, _TYPE_BYTES, _LONGEST)  # without an end, pyarrow 26 fails on short keys
+    one, none = (pa.scalar(data, pa.large_binary()) for data in ((1).to_bytes(_TYPE_BYTES), b""))
+    return pc.if_else(pa.array(record_types(keys) == 0), pc.binary_join_element_wise(one, rest, none), keys)
 
 
 def record_types(keys: Any) -> NDArray[np.int64]:
@@ -188,7 +196,7 @@ def reduce_to_last(table: Any, kinds: Kinds) -> Any:
         return table
     encoded = table["identity"].combine_chunks().dictionary_encode()
     codes, offsets = np.asarray(encoded.indices), np.asarray(table["offset"])
-    base = np.asarray(kinds.replaces(table["key"].combine_chunks()))
+    base = np.isin(record_types(table["key"].combine_chunks()), list(kinds.replaces))
     last = np.full(len(encoded.dictionary), -1, np.int64)
     np.maximum.at(last, codes[base], offsets[base])
     return table.filter(pa.array(offsets >= last[codes])).combine_chunks()

@@ -24,6 +24,7 @@ Records without a key are compared as a set that counts, partition by partition:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,8 +33,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lastkey.udfs.audit.pairs import PAIR_COLUMNS, PAIRS, Matches, match, pair_rows
-from lastkey.udfs.audit.runs import Bools, Ints, VersionRows, first_valid, sums
+from lastkey.udfs.audit.pairs import PAIR_COLUMNS, PAIRS, Matches, match
+from lastkey.udfs.audit.runs import Bools, Ints, Unit, VersionRows, first_valid, make_table, sums
 
 EQUAL, DELETED, UNKNOWN = "equal", "deleted", "unknown"
 LAWFUL: Final = (EQUAL, DELETED)
@@ -49,9 +50,13 @@ _RESTS_ON_A: Final = ("extra", "different", "ahead", "extra_version", "extra_rec
 _RESTS_ON_B: Final = ("missing", "stale", "different", "missing_version", "missing_record")
 _PLACE: Final = ("topic", "partition", "kind", "without_key")
 _ORDER: Final = ("topic", "partition", "kind", "a_offset", "b_offset", "a_partition", "b_partition")
+_PLACES: Final = ("a_partition", "a_offset", "a_timestamp_ms", "b_partition", "b_offset", "b_timestamp_ms")
+# Rows of reports: keys of a kind in a partition, and findings
+PARTITION_KINDS: Final = pa.schema([PAIRS.field(name) for name in (*_PLACE, *COUNTS)])
+FINDING: Final = pa.schema([PAIRS.field(name) for name in (*_PLACE, "key", *_PLACES, *COUNTS[1:])])
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Outcomes:
     """Outcomes of keys, or of groups of equal records without a key: arrays of one length."""
 
@@ -59,49 +64,55 @@ class _Outcomes:
     unit: NDArray[np.int32]
     a: Ints  # position of the record that shows it on each side; -1: none
     b: Ints
-    counts: tuple[Ints, ...]  # COUNTS without "keys"
+    counts: Ints  # COUNTS without "keys" of each: int64[4, n]
+    without_key: bool
+
+    def rows(self, chosen: NDArray[Any]) -> _Outcomes:
+        """Return some outcomes."""
+        kind, unit, a, b = (each[chosen] for each in (self.kind, self.unit, self.a, self.b))
+        return _Outcomes(kind, unit, a, b, self.counts[:, chosen], self.without_key)
+
+
+Summary = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # rows of PARTITION_KINDS, and of FINDING
 
 
 @dataclass(frozen=True)
 class MirrorQuestion:
-    """Question of `audit mirror`. unread: by unit, whether A and B could not be read in whole."""
+    """Question of `audit mirror`. unread: the units of A, and those of B, that could not be read in whole."""
 
     source: str
-    unread: tuple[tuple[bool, bool], ...]
+    unread: tuple[frozenset[Unit], frozenset[Unit]]
     ignore_timestamps: bool
     every_version: bool
     most: int
     columns = PAIR_COLUMNS
 
-    def answer(self, versions: VersionRows) -> pa.Table:
+    def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, Summary]:
         """Return a row for each finding, and one for all that is lawful of a kind and a unit."""
-        lawful, findings = zip(*(self._part(part) for part in versions.split()), strict=True)
+        lawful, findings = zip(*(self._part(part) for part in parts), strict=True)
         added = by_partition(pa.concat_tables(lawful))
         rows = pa.Table.from_pylist([row | {"source": self.source} for row in added], PAIRS)
-        return pa.concat_tables([rows, *findings])
+        table = pa.concat_tables([rows, *findings])
+        return table, self.summary(table)
 
     def _part(self, versions: VersionRows) -> tuple[pa.Table, pa.Table]:
         """Return rows of what is lawful, and of findings."""
         matches = match(versions, ignore_timestamps=self.ignore_timestamps)
         keyless = matches["keyless"]
-        found = [(self._key_outcomes(matches, keyless), False)]
-        if keyless.any():
-            found.append((_without_key(matches, keyless), True))
         lawful, findings = [], []
-        for outcomes, without_key in found:
-            kind = self._with_unknown(outcomes)
-            is_lawful = kind < len(LAWFUL)
-            lawful.append(_lawful(self.source, matches, outcomes, kind, is_lawful, without_key))
-            chosen = np.flatnonzero(~is_lawful)
-            findings.append(_findings(self.source, matches, outcomes, kind, chosen, without_key))
+        for outcomes in (self._key_outcomes(matches, keyless), _without_key(matches, keyless)):
+            self._mark_unknown(outcomes, versions.sides.units)
+            is_lawful = outcomes.kind < len(LAWFUL)
+            lawful.append(_lawful(self.source, matches, outcomes.rows(is_lawful)))
+            findings.append(_findings(self.source, matches, outcomes.rows(~is_lawful)))
         return pa.concat_tables(lawful), pa.concat_tables(findings)
 
-    def summary(self, table: pa.Table) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def summary(self, table: pa.Table) -> Summary:
         """Return the counts of each partition and kind, and the first findings."""
         return by_partition(table), first_findings(table, self.most)
 
     def _key_outcomes(self, matches: Matches, keyless: Bools) -> _Outcomes:
-        keys, in_b = matches.keys, matches.in_b
+        keys, in_b = matches.keys, matches["side"]
         alone = matches.links.copy < 0
         counts = tuple(sums(keys, each) for each in (~in_b, in_b, ~in_b & alone, in_b & alone))
         no_a, no_b = counts[0] == 0, counts[1] == 0
@@ -137,21 +148,16 @@ class MirrorQuestion:
             missing_one, extra_one = kind == _CODE["missing_version"], kind == _CODE["extra_version"]
             a = np.select([extra_one, missing_one], [-1, first_valid(keys, ~in_b & alone)], a)
             b = np.select([missing_one, extra_one], [-1, first_valid(keys, in_b & alone)], b)
-        chosen = np.flatnonzero(~keyless[keys.starts])
-        unit = matches.unit[keys.starts]
-        return _Outcomes(
-            kind[chosen].astype(np.int8), unit[chosen], a[chosen], b[chosen], tuple(c[chosen] for c in counts)
-        )
+        outcomes = _Outcomes(kind.astype(np.int8), matches["unit"][keys.starts], a, b, np.stack(counts), False)
+        return outcomes.rows(~keyless[keys.starts])
 
-    def _with_unknown(self, outcomes: _Outcomes) -> NDArray[np.int8]:
-        """Return the kinds; what rests on a record's absence is unknown where that side could not be read."""
-        kind = outcomes.kind
-        for side, kinds in enumerate((_RESTS_ON_A, _RESTS_ON_B)):
-            unread = np.array([one[side] for one in self.unread], np.bool_)
-            if unread.any():
-                rests = np.isin(outcomes.kind, [_CODE[name] for name in kinds])
-                kind = np.where(rests & unread[outcomes.unit], _CODE[UNKNOWN], kind)
-        return kind
+    def _mark_unknown(self, outcomes: _Outcomes, units: Sequence[Unit]) -> None:
+        """Replace kinds that rest on a record's absence where that side could not be read."""
+        rests = [np.isin(outcomes.kind, [_CODE[name] for name in kinds]) for kinds in (_RESTS_ON_A, _RESTS_ON_B)]
+        for of_side, unread in zip(rests, self.unread, strict=True):
+            if unread:
+                is_unread = np.array([unit in unread for unit in units], np.bool_)
+                outcomes.kind[of_side & is_unread[outcomes.unit]] = _CODE[UNKNOWN]
 
 
 def _last(known: str) -> tuple[np.int8, np.int8]:
@@ -174,74 +180,51 @@ def _without_key(matches: Matches, keyless: Bools) -> _Outcomes:
     n_a, n_b = matches.links.n_a[at], matches.links.n_b[at]
     kind = np.select([n_a > n_b, n_a < n_b], [_CODE["missing_record"], _CODE["extra_record"]], _CODE[EQUAL])
     a, b = np.where(n_a == 0, -1, at), np.where(n_a == 0, at, matches.links.copy[at])
-    counts = n_a, n_b, np.maximum(n_a - n_b, 0), np.maximum(n_b - n_a, 0)
-    return _Outcomes(kind.astype(np.int8), matches.unit[at], a, b, counts)
+    counts = np.stack([n_a, n_b, np.maximum(n_a - n_b, 0), np.maximum(n_b - n_a, 0)])
+    return _Outcomes(kind.astype(np.int8), matches["unit"][at], a, b, counts, True)
 
 
-def _units(matches: Matches, units: NDArray[np.int32]) -> dict[str, Any]:
-    """Return the columns topic and partition."""
-    known = matches.versions.sides.units
-    topics = pa.DictionaryArray.from_arrays(pa.array(units), pa.array([topic for topic, _ in known], pa.string()))
-    numbers = np.array([partition for _, partition in known], np.int32)
-    return {"topic": topics, "partition": pa.array(numbers[units])}
-
-
-def _lawful(
-    source: str, matches: Matches, outcomes: _Outcomes, kind: NDArray[np.int8], lawful: Bools, without_key: bool
-) -> pa.Table:
-    both = outcomes.unit[lawful].astype(np.int64) * len(LAWFUL) + kind[lawful]
-    groups, of, keys = np.unique(both, return_inverse=True, return_counts=True)
-    columns = {name: _added(of, values[lawful], len(groups)) for name, values in _named(outcomes.counts)}
-    columns |= _kinds(source, groups % len(LAWFUL), without_key)
-    columns |= _units(matches, (groups // len(LAWFUL)).astype(np.int32)) | {"keys": keys}
-    return pair_rows(len(groups), columns)
-
-
-def _added(of: Ints, values: Ints, n: int) -> Ints:
-    out = np.zeros(n, np.int64)
-    np.add.at(out, of, values)
-    return out
-
-
-def _named(counts: tuple[Ints, ...]) -> Any:
-    return zip(COUNTS[1:], counts, strict=True)
-
-
-def _kinds(source: str, kinds: NDArray[Any], without_key: bool) -> dict[str, Any]:
-    n = len(kinds)
+def _columns(source: str, matches: Matches, outcomes: _Outcomes) -> dict[str, Any]:
+    """Return the columns that all rows of outcomes have."""
     return {
-        "source": pa.repeat(pa.scalar(source), n),
-        "kind": pa.DictionaryArray.from_arrays(pa.array(kinds.astype(np.int8)), pa.array(_KINDS)),
-        "without_key": pa.repeat(pa.scalar(without_key), n),
+        "source": source,
+        "kind": pa.DictionaryArray.from_arrays(pa.array(outcomes.kind), pa.array(_KINDS)),
+        "without_key": outcomes.without_key,
+        **matches.versions.sides.places(outcomes.unit),
+        **dict(zip(COUNTS[1:], outcomes.counts, strict=True)),
     }
 
 
-def _findings(
-    source: str, matches: Matches, outcomes: _Outcomes, kind: NDArray[np.int8], chosen: Ints, without_key: bool
-) -> pa.Table:
+def _lawful(source: str, matches: Matches, outcomes: _Outcomes) -> pa.Table:
+    """Return a row for each unit and kind."""
+    both = outcomes.unit.astype(np.int64) * len(LAWFUL) + outcomes.kind
+    groups, of, keys = np.unique(both, return_inverse=True, return_counts=True)
+    unit, kind = np.divmod(groups, len(LAWFUL))
+    counts = np.zeros((len(outcomes.counts), len(groups)), np.int64)
+    for out, values in zip(counts, outcomes.counts, strict=True):
+        np.add.at(out, of, values)
+    added = _Outcomes(kind.astype(np.int8), unit.astype(np.int32), unit, unit, counts, outcomes.without_key)
+    return make_table(len(groups), _columns(source, matches, added) | {"keys": keys}, PAIRS)
+
+
+def _findings(source: str, matches: Matches, outcomes: _Outcomes) -> pa.Table:
+    """Return a row for each outcome."""
     versions, order = matches.versions, matches.keys.order
-    columns = {name: values[chosen] for name, values in _named(outcomes.counts)}
-    columns |= _kinds(source, kind[chosen], without_key) | _units(matches, outcomes.unit[chosen])
-    columns["keys"] = np.ones(len(chosen), np.int64)
-    for side, places in (("a", outcomes.a[chosen]), ("b", outcomes.b[chosen])):
+    columns = _columns(source, matches, outcomes) | {"keys": 1}
+    for side, places in (("a", outcomes.a), ("b", outcomes.b)):
         rows = order[places] if len(order) else places
-        shown = {
-            "partition": versions.partition,
-            "offset": versions["offset"],
-            "timestamp_ms": versions["timestamp_ms"],
-        }
-        for name, values in shown.items():
-            columns[f"{side}_{name}"] = pa.array(values[rows], mask=places < 0)
-    if not without_key:
-        shows = np.maximum(outcomes.a[chosen], outcomes.b[chosen])
+        for name in ("partition", "offset", "timestamp_ms"):
+            columns[f"{side}_{name}"] = pa.array(versions[name][rows], mask=places < 0)
+    if not outcomes.without_key:
+        shows = np.maximum(outcomes.a, outcomes.b)
         columns["key"] = versions.arrow(order[shows] if len(order) else shows, "key")[0]
-    return pair_rows(len(chosen), columns)
+    return make_table(len(outcomes.kind), columns, PAIRS)
 
 
 def by_partition(table: pa.Table) -> list[dict[str, Any]]:
     """Return the counts of each partition and kind, from rows of PAIRS."""
     rows = table.group_by(list(_PLACE), use_threads=False).aggregate([(name, "sum") for name in COUNTS]).to_pylist()
-    found = [{name: row.get(f"{name}_sum", row.get(name)) for name in (*_PLACE, *COUNTS)} for row in rows]
+    found = [{name: row.get(f"{name}_sum", row.get(name)) for name in PARTITION_KINDS.names} for row in rows]
     return sorted(found, key=lambda row: tuple(row[name] for name in _PLACE))
 
 
@@ -249,8 +232,4 @@ def first_findings(table: pa.Table, most: int) -> list[dict[str, Any]]:
     """Return the first findings among rows of PAIRS, by place and kind."""
     found = table.filter(pc.invert(pc.is_in(table["kind"], pa.array(LAWFUL))))
     by = [(name, "ascending", "at_start") for name in _ORDER]
-    rows = found.take(pc.sort_indices(found, sort_keys=by)[:most])
-    return list(rows.select([*_PLACE, "key", *PLACES, *COUNTS[1:]]).to_pylist())
-
-
-PLACES: Final = ("a_partition", "a_offset", "a_timestamp_ms", "b_partition", "b_offset", "b_timestamp_ms")
+    return list(found.take(pc.sort_indices(found, sort_keys=by)[:most]).select(FINDING.names).to_pylist())

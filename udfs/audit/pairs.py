@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lastkey.udfs.audit.group_kernels import Links, match_records
-from lastkey.udfs.audit.runs import Bools, Groups, VersionRows, by_key
+from lastkey.udfs.audit.runs import Groups, VersionRows, by_key
 
 # Columns of `audit_pairs`. `mirror` writes findings, and rows for all that is lawful of a partition; `failover` has a
 # row with kind "partition" for each partition, and one with kind "lost" for each undelivered record without a copy
@@ -59,13 +59,6 @@ PAIRS: Final = pa.schema(
 PAIR_COLUMNS: Final = ("digest", "timestamp_ms", "tombstone")  # columns of ENTRIES for `match`
 
 
-def pair_rows(n: int, columns: dict[str, Any]) -> pa.Table:
-    """Return n rows of PAIRS with these columns, null in the others."""
-    whole = [columns.get(c.name, pa.nulls(n, c.type)) for c in PAIRS]
-    arrays = [one if isinstance(one, pa.Array) else pa.array(one) for one in whole]
-    return pa.table([one.cast(c.type) for one, c in zip(arrays, PAIRS, strict=True)], schema=PAIRS)
-
-
 @dataclass(frozen=True)
 class Matches:
     """Versions of two sides in the order of `keys`; all arrays, also of the links, are in that order."""
@@ -77,16 +70,6 @@ class Matches:
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.versions[name][self.keys.order]
 
-    @property
-    def unit(self) -> NDArray[np.int32]:
-        """Unit of each row."""
-        return self.versions.unit[self.keys.order]
-
-    @property
-    def in_b(self) -> Bools:
-        """Rows of B."""
-        return self.versions.side[self.keys.order]
-
 
 def match(versions: VersionRows, *, ignore_timestamps: bool = False) -> Matches:
     """Match the records of both sides."""
@@ -95,5 +78,5 @@ def match(versions: VersionRows, *, ignore_timestamps: bool = False) -> Matches:
     largest = int((keys.ends - keys.starts).max(initial=1))
     links = Links(*np.empty((len(Links._fields), n), np.int64))
     slots = np.empty(1 << (2 * largest - 1).bit_length(), np.int32)
-    match_records(keys.order, keys.starts, versions.side, versions["digest"], time, slots, links)
+    match_records(keys.order, keys.starts, versions["side"], versions["digest"], time, slots, links)
     return Matches(versions, keys, links)

@@ -3,7 +3,7 @@
 A *unit* is a topic and partition under A's name, or a topic that is compared as a whole. A *side* is the source A, or
 its copy B. Each task of a question reads one range of bins for all units:
 
-  load(asked, range)   entries of every run in the range that the sources show, with unit and side
+  load(sides, range)   entries of every run in the range that the sources show, with unit and side, in parts
   by_key(versions)     their order by unit, key, side and place, and where a key begins
 
 No row is compared with another by its key's bytes: keys are compared by 128 bits of SipHash.
@@ -12,9 +12,9 @@ No row is compared with another by its key's bytes: keys are compared by 128 bit
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -51,55 +51,51 @@ class Sides:
     root: str  # URI of the store
     units: tuple[Unit, ...]
     files: tuple[Mapping[str, Sequence[Shown]], ...]
-    timed: frozenset[int] = frozenset()  # units whose versions are ordered by time: their topics lie apart
+
+    @property
+    def timed(self) -> Ints:
+        """Units whose versions are ordered by time: their topics are compared as a whole."""
+        return np.array([n for n, (_, number) in enumerate(self.units) if number == ALL_PARTITIONS], np.int64)
+
+    def places(self, unit: NDArray[np.int32]) -> dict[str, Any]:
+        """Return the columns topic and partition of rows of units."""
+        topics, numbers = (
+            pa.array([topic for topic, _ in self.units], pa.string()),
+            [number for _, number in self.units],
+        )
+        return {
+            "topic": pa.DictionaryArray.from_arrays(pa.array(unit), topics),
+            "partition": np.array(numbers, np.int32)[unit],
+        }
 
 
 @dataclass
 class VersionRows:
-    """Rows of a range, in the order of its parts, or of one of these: arrays of one length."""
+    """Rows of a range of bins."""
 
     sides: Sides
     bounds: tuple[int, int]
-    side: Bools  # B
-    unit: NDArray[np.int32]
-    partition: NDArray[np.int32]
-    columns: dict[str, NDArray[Any]]  # columns of ENTRIES, by name
-    placed: Ints  # the row of each among those that `_read` returns
-    others: dict[str, Any] = field(default_factory=dict)  # columns of the whole range that were read later
+    columns: dict[str, NDArray[Any]]  # side (B), unit, partition, and columns of ENTRIES: arrays of one length
+    placed: Ints  # the row of each in `late`
+    late: Callable[[tuple[str, ...]], pa.Table]  # reads columns of ENTRIES, of this range and others
 
     def __len__(self) -> int:
-        return len(self.unit)
+        return len(self.placed)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.columns[name]
 
     @property
     def timed(self) -> Bools:
-        """Rows of units that are ordered by time."""
-        if not self.sides.timed:
-            return np.zeros(len(self), np.bool_)
-        timed: Bools = np.isin(self.unit, sorted(self.sides.timed)) & ~self["keyless"]
+        """Rows that are ordered by time."""
+        timed: Bools = np.isin(self["unit"], self.sides.timed) & ~self["keyless"]
         return timed
 
     def arrow(self, rows: Ints, *names: str) -> list[Any]:
         """Return columns of some rows as Arrow arrays, read when they are needed: keys, of few rows or none."""
         if not len(rows):
             return [ENTRIES.empty_table()[name].combine_chunks() for name in names]
-        if not self.others.keys() >= {*names}:
-            table = _read(self.sides, self.bounds, names)
-            self.others |= {name: table[name].combine_chunks() for name in names}
-        taken = pa.array(self.placed[rows])
-        return [self.others[name].take(taken) for name in names]
-
-    def split(self) -> Iterator[VersionRows]:
-        """Yield parts of about _PART_ROWS, which processors hold in their caches; a bin is in one part."""
-        edges = np.flatnonzero(np.diff(_part_numbers(self["high"], self.bounds))) + 1
-        for first, stop in itertools.pairwise([0, *edges.tolist(), len(self)]):
-            part = slice(first, stop)
-            yield VersionRows(
-                self.sides, self.bounds, self.side[part], self.unit[part], self.partition[part],
-                {name: column[part] for name, column in self.columns.items()}, self.placed[part], self.others,
-            )  # fmt: skip
+        return [column.combine_chunks() for column in self.late(names).take(pa.array(self.placed[rows])).columns]
 
 
 def ranges(n_rows: int, most_rows: int) -> list[tuple[int, int]]:
@@ -110,21 +106,21 @@ def ranges(n_rows: int, most_rows: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise([*range(_LEAST_BIN, _LEAST_BIN + BINS, step), _LEAST_BIN + BINS]))
 
 
-def load(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> VersionRows:
-    """Read the rows of a range. names: columns of ENTRIES that are wanted beside the hashes and places."""
-    table = _read(sides, bounds, ("high", "low", "keyless", "offset", *names))
-    columns = {name: np.asarray(table[name]) for name in table.column_names}
-    placed = np.argsort(_part_numbers(columns["high"], bounds), kind="stable")
-    columns = {name: column[placed] for name, column in columns.items()}
-    side, unit, partition = (columns.pop(name) for name in ("side", "unit", "partition"))
-    return VersionRows(sides, bounds, side, unit, partition, columns, placed)
-
-
-def _part_numbers(high: Ints, bounds: tuple[int, int]) -> NDArray[np.int16]:
-    """Return the part of a range that each row belongs to. A file's rows of a part lie together."""
-    n_parts = max(-(-len(high) // _PART_ROWS), 1)
-    parts: NDArray[np.int64] = (bins(high).astype(np.int64) - bounds[0]) * n_parts // (bounds[1] - bounds[0])
-    return parts.astype(np.int16)
+def load(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> Iterator[VersionRows]:
+    """Read the rows of a range, and yield them in parts of about _PART_ROWS, which processors hold in their caches; a
+    bin is in one part. names: columns of ENTRIES that are wanted beside the hashes and places.
+    """
+    table, (begin, end) = _read(sides, bounds, ("high", "low", "keyless", "offset", *names)), bounds
+    n_parts = max(-(-len(table) // _PART_ROWS), 1)
+    part = (bins(np.asarray(table["high"])).astype(np.int64) - begin) * n_parts // (end - begin)
+    placed = np.argsort(part.astype(np.int16), kind="stable")  # a file's rows of a part lie together
+    columns = {name: np.asarray(table[name])[placed] for name in table.column_names}
+    late = cache(lambda names: _read(sides, bounds, names).select(names).combine_chunks())
+    stops = np.cumsum(np.bincount(part, minlength=n_parts)).tolist()
+    for n, (first, stop) in enumerate(itertools.pairwise([0, *stops])):
+        least, most = (begin + -(-number * (end - begin) // n_parts) for number in (n, n + 1))
+        rows = {name: column[first:stop] for name, column in columns.items()}
+        yield VersionRows(sides, (least, most), rows, placed[first:stop], late)
 
 
 def load_file(root: str, path: str, bounds: tuple[int, int]) -> pa.Table:
@@ -196,6 +192,18 @@ def _shown_rows(
     return pa.table(columns)
 
 
+def make_table(n: int, columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
+    """Return n rows: columns are arrays, or single values; those that are not given are null."""
+
+    def column(field: pa.Field) -> Any:
+        value = columns.get(field.name)
+        if value is None or isinstance(value, str | int):
+            return pa.repeat(pa.scalar(value, field.type), n)
+        return (value if isinstance(value, pa.Array | pa.ChunkedArray) else pa.array(value)).cast(field.type)
+
+    return pa.table([column(field) for field in schema], schema=schema)
+
+
 # -- groups
 
 
@@ -243,12 +251,10 @@ def by_key(versions: VersionRows) -> Groups:
     """Group the rows by unit and key, and records without a key by unit and digest. In a group those of A come first,
     each side's by time, where that counts, partition and offset.
     """
-    unit = 2 * versions.unit.astype(np.int64) + versions["keyless"]
-    time = np.zeros(len(versions), np.int64)
-    if versions.sides.timed:
-        time = np.where(versions.timed, versions["timestamp_ms"], 0)
-    high, low, offset = (versions[name] for name in ("high", "low", "offset"))
-    return sorted_groups(KeyedRows(unit, high, low, versions.side, time, versions.partition, offset))
+    unit = 2 * versions["unit"].astype(np.int64) + versions["keyless"]
+    time = np.where(versions.timed, versions["timestamp_ms"], 0) if len(versions.sides.timed) else np.zeros_like(unit)
+    high, low, side, partition, offset = (versions[name] for name in ("high", "low", "side", "partition", "offset"))
+    return sorted_groups(KeyedRows(unit, high, low, side, time, partition, offset))
 
 
 def last_valid(found: Groups, valid: Bools) -> Ints:

@@ -14,8 +14,7 @@ import pytest
 from deltalake import write_deltalake
 
 from lastkey.jobs.audit.coordinators import committed_positions
-from lastkey.jobs.audit.delivery import run
-from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.audit.delivery import DeliveryReport, run
 from lastkey.jobs.command.audit_options import AuditDeliveryOptions
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Silent
@@ -37,7 +36,7 @@ ID = bytes(range(16))
 ORDERS = "a=1 b=1 a=2 c=1 | a=- b=2 d=1"
 
 
-def audit(archive: Path, audits: Path, **given: Any) -> AuditReport:
+def audit(archive: Path, audits: Path, **given: Any) -> DeliveryReport:
     source = given.pop("source", AuditSource(archive=str(archive)))
     return run(AuditDeliveryOptions(**vars(source), audits=str(audits), **given), Silent())
 
@@ -94,7 +93,7 @@ def test_small_log_has_the_expected_deliveries(spark, archive, tmp_path):
     assert late["versions_behind"] == 6
     assert late["lag_versions"] == {"p50": 1, "p90": 2, "p99": 2, "max": 2}
     assert late["age_ms"] == {"p50": 1, "p90": 4, "p99": 4, "max": 4}
-    worst = [(row["key"], row["age_ms"]) for row in report.details["worst"] if row["group"] == "late"]
+    worst = [(row["key"], row["age_ms"]) for row in report.worst if row["group"] == "late"]
     assert worst == [("a", 4), ("c", 3), ("b", 1), ("d", 0), ("e", 0)]
     assert json.loads(json.dumps(report.to_json()))["summary"]["undelivered"] == 8
 
@@ -104,12 +103,12 @@ def test_small_log_has_the_expected_deliveries(spark, archive, tmp_path):
     again = audit(archive, tmp_path / "audits", groups=("done",), max_age_ms=0)
     assert again.exit_code == 0 and again.bytes_read > 0  # age 0: it is the newest record
     assert brief(read_table(tmp_path / "audits"), "done")["e"] == (0, 1, 1, 1, 1, 0, "undelivered")
-    (before,) = again.details["trend"]
-    assert [(row["group"], row["undelivered"]) for row in before["groups"]] == [("done", 0)]
+    (before,) = again.trend
+    assert [(row["group"], row["undelivered"]) for row in before.groups] == [("done", 0)]
     assert "Trend" in again.to_text()
     first, second = job_rows(open_state(str(tmp_path / "audits")))
     assert (first.job, first.outcome, second.outcome) == ("audit delivery", "problems", "done")
-    assert (before["audit_id"], before["at_ms"]) == (first.run_id, first.started_ms)
+    assert (before.audit_id, before.at_ms) == (first.run_id, first.started_ms)
     assert second.amounts["sources"] == again.sources and second.amounts["summary"]["groups"] == again.summary["groups"]
 
 
@@ -154,7 +153,7 @@ def test_groups_of_a_damaged_coordinator_are_unknown(spark, archive, tmp_path):
     assert {row["verdict"] for row in rows if row["group"] == other} == {"delivered", "undelivered"}
     gone = next(f"new{i}" for i in range(9) if partition_for(f"new{i}", 2) == 0)
     unknown = audit(archive, audits, groups=(gone,))
-    assert unknown.exit_code == 3 and list(unknown.details["unknown_groups"]) == [gone]
+    assert unknown.exit_code == 3 and list(unknown.unknown_groups) == [gone]
     with pytest.raises(UnknownNameError, match="it has committed nothing; did you mean"):
         never = next(f"{other}{i}" for i in range(99) if partition_for(f"{other}{i}", 2) == 1)
         audit(archive, audits, groups=(never,))

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-from lastkey.jobs.audit.failover_job import run
+from lastkey.jobs.audit.failover_job import FailoverReport, run
 from lastkey.jobs.audit.mirror_job import run as run_mirror
 from lastkey.jobs.audit.offset_files import read_offsets
-from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.audit_options import AuditFailoverOptions, AuditMirrorOptions
 from lastkey.jobs.command.kinds import audit_side
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import MissingPathError, UsageError
 from tests.builders.damage import flip
-from tests.builders.groups import commit, commit_key, write_log
+from tests.builders.groups import checkpoint, commit, commit_key, write_log
 from tests.builders.logs import Row, write_partition
 from tests.builders.trees import files_in
 
@@ -29,16 +27,15 @@ LOG = "a=1 b=1 a=2 | c=1 -=9 b=2 || d=1 a=3"
 MS = 1_700_000_000_000
 
 
-def audit(a: Path, b: Path, audits: Path, **given: object) -> AuditReport:
+def audit(a: Path, b: Path, audits: Path, **given: object) -> FailoverReport:
     sides = {"a": audit_side(str(a)), "b": audit_side(str(b))}
     given = {"group": "g", "audits": str(audits), **given}
     return run(AuditFailoverOptions(**sides, **given), Silent())
 
 
-def answers(report: AuditReport) -> dict[str, tuple[int | None, str, int]]:
+def answers(report: FailoverReport) -> dict[str, tuple[int | None, str, int]]:
     """Return offset, way and how much is read again, by partition of A."""
-    rows = report.details["partitions"]
-    return {f"{one['topic']}-{one['partition']}": (one["offset"], one["way"], one["again"]) for one in rows}
+    return {f"{one.topic}-{one.partition}": (one.offset, one.way, one.again) for one in report.partitions}
 
 
 def write_a(root: Path, topics: dict[str, str], committed: dict[str, int], *more: Row) -> Path:
@@ -73,7 +70,7 @@ def test_each_translation_method_reports_its_lost_records(spark, tmp_path):
     assert found["damaged-0"][0] == 0  # the content of its first batch is unknown
     assert "unread-0" not in found  # its committed offset cannot be read
     assert any("committed last of unread-0 cannot be read" in str(problem) for problem in report.problems)
-    lost = {(row["topic"], row["offset"]): row["key"] for row in report.details["lost"]}
+    lost = {(row["topic"], row["offset"]): row["key"] for row in report.lost}
     assert {offset: key for (topic, offset), key in lost.items() if topic == "holes"} == {3: "c", 4: "(none)", 6: "d"}
     assert {offset for topic, offset in lost if topic == "none"} == {5, 6, 7}
     assert report.exit_code == 3
@@ -83,17 +80,11 @@ def test_each_translation_method_reports_its_lost_records(spark, tmp_path):
     rows = DeltaTable(str(tmp_path / "audits/state/audit_pairs")).to_pyarrow_table().to_pylist()
     of_group = [row for row in rows if row["group"] == "g"]  # the other audit of the same pair leaves them
     assert {(r["topic"], r["offset"], r["way"]) for r in of_group if r["kind"] == "partition"} == {
-        (r["topic"], r["offset"], r["way"]) for r in report.details["partitions"]
+        (one.topic, one.offset, one.way) for one in report.partitions
     }
     assert {(r["topic"], r["offset"]) for r in of_group if r["kind"] == "lost"} == set(lost)
     of_mirror = [row for row in rows if row["group"] is None]
-    assert sum(row["keys"] for row in of_mirror) == sum(row["keys"] for row in mirror.details["partitions"])
-
-
-def checkpoint(group: str, topic: str, upstream: int, offset: int) -> Row:
-    """Return a record as MirrorMaker 2's Checkpoint writes it, of partition 0."""
-    names = b"".join(struct.pack(">h", len(name)) + name for name in (group.encode(), topic.encode()))
-    return Row(names + struct.pack(">i", 0), struct.pack(">hqqh", 0, upstream, offset, 0))
+    assert sum(row["keys"] for row in of_mirror) == sum(row["keys"] for row in mirror.partitions)
 
 
 def test_checkpoints_of_mirrormaker_confirm_or_contradict_the_result(spark, tmp_path):
@@ -103,14 +94,14 @@ def test_checkpoints_of_mirrormaker_confirm_or_contradict_the_result(spark, tmp_
     b = tmp_path / "b"
     for name in names:
         write_partition(b / f"{name}-0", LOG)
-    assert audit(a, b, tmp_path / "audits").details["mirror_maker"] == []
+    assert audit(a, b, tmp_path / "audits").mirror_maker == []
     rows = [
         checkpoint("g", "early", 2, 2), checkpoint("g", "late", 5, 7), checkpoint("g", "equal", 3, 3),
         checkpoint("gg", "none", 5, 5), checkpoint("g", "equal", 5, 5), Row(b"\0\1g", b"\0"), Row(b"\0", None),
     ]  # fmt: skip
     write_log(b / "A.checkpoints.internal-0", [rows])
     report = audit(a, b, tmp_path / "audits")
-    found = {row["topic"]: (row["answer"], row["offset"], row["skipped"]) for row in report.details["mirror_maker"]}
+    found = {row.topic: (row.answer, row.offset, row.skipped) for row in report.mirror_maker}
     assert found == {"early": ("confirms", 2, 0), "late": ("skips", 7, 2), "equal": ("confirms", 5, 0)}
     assert any("late-0: MirrorMaker 2 continues at 7, and skips 2 offsets of B" in note for note in report.notes)
     assert [str(p) for p in report.problems if "expected a checkpoint of MirrorMaker 2" in str(p)]

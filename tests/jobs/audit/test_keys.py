@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from lastkey.jobs.audit.keys import run
-from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.audit.keys import KeysReport, run
 from lastkey.jobs.command.audit_options import AuditKeysOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import DAMAGED_AUDIT, UsageError
@@ -30,7 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 GOLDEN = ("txn-zstd", "txn-hang", "two-parts", "v0-gzip", "v1-none", "lz4-append", "null-keys", "zstd-headers")
 
 
-def audit(archive: Path, audits: Path, **given: Any) -> AuditReport:
+def audit(archive: Path, audits: Path, **given: Any) -> KeysReport:
     return run(AuditKeysOptions(str(archive), audits=str(audits), **given), Silent())
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lastkey.jobs.audit.mirror_job import run
-from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.audit.mirror_job import MirrorReport, run
 from lastkey.jobs.command.audit_options import AuditMirrorOptions
 from lastkey.jobs.command.kinds import audit_side
 from lastkey.jobs.command.progress import Silent
@@ -24,13 +23,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 LOG = "a=1 b=1 | a=2 -=7 || c=1 d=- | e=1 e=2"
 
 
-def audit(a: Path | str, b: Path | str, audits: Path, **given: object) -> AuditReport:
+def audit(a: Path | str, b: Path | str, audits: Path, **given: object) -> MirrorReport:
     sides = {"a": audit_side(str(a)), "b": audit_side(str(b))}
     return run(AuditMirrorOptions(**sides, audits=str(audits), **given), Silent())
 
 
-def kinds(report: AuditReport) -> dict[str, str]:
-    return {row["key"]: row["kind"] for row in report.details["first"]}
+def kinds(report: MirrorReport) -> dict[str, str]:
+    return {row["key"]: row["kind"] for row in report.first}
 
 
 def test_unreadable_records_are_unknown(spark, tmp_path):
@@ -103,7 +102,7 @@ def test_topic_missing_in_the_copy_is_reported(spark, tmp_path):
     for name in ("a/t-0", "a/u-0", "b/t-0", "a/mm2-offset-syncs.B.internal-0"):
         write_partition(tmp_path / name, "k=1 -=2")
     report = audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits")
-    assert [(r["topic"], r["key"], r["kind"]) for r in report.details["first"]] == [
+    assert [(r["topic"], r["key"], r["kind"]) for r in report.first] == [
         ("u", "k", "missing"),
         ("u", None, "missing_record"),
     ]
@@ -136,6 +135,6 @@ def test_mirror_compares_a_generation_with_its_archive(spark, tmp_path, monkeypa
         write_partition(lab.archive / f"t-{number}", f"{RIGHT} || w=1@11")
     monkeypatch.setattr("lastkey.jobs.audit.mirror_job.MOST", 100)
     report = audit(lab.archive, f"{lab.store}@current", tmp_path / "audits")
-    found = [{r["key"]: r["kind"] for r in report.details["first"] if r["partition"] == n} for n in range(len(WRONG))]
+    found = [{r["key"]: r["kind"] for r in report.first if r["partition"] == n} for n in range(len(WRONG))]
     assert found == list(WRONG.values()), report.to_text()
     assert report.exit_code == 3

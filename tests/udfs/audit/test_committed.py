@@ -18,6 +18,7 @@ from lastkey.jobs.data_source.read_options import Selection
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.audit import last_records
 from lastkey.udfs.audit.committed import Committed, gather, partition_for, read_commits
+from lastkey.udfs.audit.group_records import OffsetCommit
 from lastkey.udfs.audit.share_state import BATCH, ShareStateRecord, delivered_ranges, start_offset
 from tests.builders.damage import edit
 from tests.builders.groups import (
@@ -47,8 +48,11 @@ def read(root: Path) -> Committed:
 
 
 def offsets(found: Committed) -> dict[tuple[str, str, int], Any]:
-    rows = found.rows.to_pylist()
-    return {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in rows}
+    return {(row.group, row.topic, row.partition): row.offset for row in found.rows}
+
+
+def certain(found: Committed) -> list[bool]:
+    return [row.certain for row in found.rows]
 
 
 def test_last_commit_of_each_key_and_the_type_of_its_group_are_read(tmp_path):
@@ -68,15 +72,14 @@ def test_last_commit_of_each_key_and_the_type_of_its_group_are_read(tmp_path):
     write_log(tmp_path / "__consumer_offsets-0", [log[:4], log[4:]])
     found = read(tmp_path)
     assert found.notes == () and found.problems == ()
-    first, second, *_ = [row for row in found.rows.to_pylist() if row["group"] == "g"]
-    assert first == {
-        "group": "g", "group_type": "consumer", "topic": "t", "topic_id": "AAECAwQFBgcICQoLDA0ODw", "partition": 0,
-        "committed_offset": 9, "leader_epoch": 5, "metadata": "ü", "commit_timestamp_ms": COMMIT_MS,
-        "expire_timestamp_ms": -1, "delivered": [], "certain": True, "coordinator_partition": 0, "record_offset": 5,
-    }  # fmt: skip
-    assert (second["expire_timestamp_ms"], second["leader_epoch"]) == (COMMIT_MS + 9, -1)
+    first, second, *_ = [row for row in found.rows if row.group == "g"]
+    assert first == OffsetCommit(
+        "g", "t", "AAECAwQFBgcICQoLDA0ODw", 0, 9, 5, "ü", COMMIT_MS, record_offset=5, group_type="consumer",
+        coordinator_partition=0,
+    )  # fmt: skip
+    assert (second.expire_ms, second.leader_epoch) == (COMMIT_MS + 9, -1)
     assert offsets(found) == {("alone", "t", 0): 0, ("g", "t", 0): 9, ("g", "t", 1): 6, ("g", "t", 2): 3}
-    assert found.rows["group_type"].to_pylist() == ["classic", *["consumer"] * 3]
+    assert [row.group_type for row in found.rows] == ["classic", *["consumer"] * 3]
     assert found.unknown_because("nobody") is None
 
 
@@ -87,10 +90,10 @@ def test_streams_groups_of_a_broker_are_read(tmp_path):
     expected = {name: one for name, one in said.items() if one["type"] != "share"}  # whose offsets lie elsewhere
     assert len([name for name, one in expected.items() if one["type"] == "streams"]) == 3
     found: dict[str, Any] = {}
-    for row in read(tmp_path).rows.to_pylist():
-        if row["group_type"] != "share":
-            of = found.setdefault(row["group"], {"type": row["group_type"], "offsets": {}})["offsets"]
-            of[f"{row['topic']}-{row['partition']}"] = [row["committed_offset"], row["leader_epoch"], row["metadata"]]
+    for row in read(tmp_path).rows:
+        if row.group_type != "share":
+            of = found.setdefault(row.group, {"type": row.group_type, "offsets": {}})["offsets"]
+            of[f"{row.topic}-{row.partition}"] = [row.offset, row.leader_epoch, row.metadata]
     assert found == expected
 
 
@@ -165,8 +168,7 @@ def test_damaged_partition_makes_only_its_groups_unknown(tmp_path):
     found = read(tmp_path)
     assert [problem.kind for problem in found.problems] == ["crc"]
     assert offsets(found) == {(groups[0], "t", 0): 5, (groups[1], "t", 0): 5, (groups[1], "t", 1): 6}
-    certain = dict(zip(found.rows["group"].to_pylist(), found.rows["certain"].to_pylist(), strict=True))
-    assert certain == {groups[0]: False, groups[1]: True}
+    assert {row.group: row.certain for row in found.rows} == {groups[0]: False, groups[1]: True}
     elsewhere = next(f"new{i}" for i in range(9) if partition_for(f"new{i}", 2) == 0)
     assert found.unknown_because(elsewhere) == "__consumer_offsets-0 could not be read whole"
     assert found.unknown_because(groups[1]) is None
@@ -184,7 +186,7 @@ def test_transaction_with_a_damaged_marker_does_not_use_the_next_marker(tmp_path
     edit(path, first + 70, b"\xff")
     found = read(tmp_path)
     assert offsets(found) == {("g", "t", 1): 11}
-    assert not found.rows["certain"][0].as_py() and len(found.problems) == 1
+    assert not found.rows[0].certain and len(found.problems) == 1
 
 
 def test_missing_partition_makes_its_groups_unknown(tmp_path):
@@ -200,9 +202,9 @@ def test_missing_segment_makes_its_groups_unknown_unless_gaps_are_accepted(tmp_p
     (folder / "00000000000000000001.log").unlink()
     found = read(tmp_path)
     assert [problem.kind for problem in found.problems] == ["gap"]
-    assert found.rows["certain"].to_pylist() == [False, False]
+    assert certain(found) == [False, False]
     (partition,) = find_partitions([str(tmp_path)], Selection())
-    assert gather([read_commits(partition, accept_gaps=True)]).rows["certain"].to_pylist() == [True, True]
+    assert certain(gather([read_commits(partition, accept_gaps=True)])) == [True, True]
 
 
 def test_unknown_records_are_noted(tmp_path):
@@ -224,14 +226,14 @@ def test_unknown_records_are_noted(tmp_path):
         " are 0 to 4",
         f"{name}, offset 5: the value of group 'g', topic 't', partition 2 cannot be read: null",
     )
-    assert found.rows["certain"].to_pylist() == [True, False, False]
+    assert certain(found) == [True, False, False]
     assert offsets(found) == {("g", "t", 0): 5, ("g", "t", 1): None, ("g", "t", 2): None}
 
 
 def test_commit_with_an_unreadable_group_makes_the_partition_unknown(tmp_path):
     log = [commit("g", "t", 0, 5), Row(commit_key("other", "t", 0)[:-2], commit_value(1))]
     found = read(write_log(tmp_path / "__consumer_offsets-0", [log]).parent)
-    assert found.rows["certain"].to_pylist() == [False]
+    assert certain(found) == [False]
     assert found.unknown_because("other") == "__consumer_offsets-0 could not be read whole"
 
 
@@ -266,20 +268,20 @@ def test_share_group_state_is_built_from_its_snapshot_and_updates(tmp_path):
     groups = [share_topics("s", "t", ID, [0, 1]), group_record("s", SHARE_GROUP)]
     write_log(tmp_path / "__consumer_offsets-0", [groups])
     found = read(tmp_path)
-    new, row = found.rows.to_pylist()
-    assert (row["group"], row["group_type"], row["topic"], row["committed_offset"]) == ("s", "share", "t", 11)
-    assert [(each["first"], each["last"]) for each in row["delivered"]] == [(11, 13), (22, 24)]
-    assert (new["group"], new["committed_offset"], new["certain"]) == ("new", None, True)
+    new, row = found.rows
+    assert (row.group, row.group_type, row.topic, row.offset) == ("s", "share", "t", 11)
+    assert row.delivered == ((11, 13), (22, 24))
+    assert (new.group, new.offset, new.certain) == ("new", None, True)
     assert found.notes == ()
 
 
 def test_share_partitions_whose_state_could_not_be_read_are_unknown(tmp_path):
     write_log(tmp_path / "__consumer_offsets-0", [[share_topics("s", "t", ID, [0, 1])]])
     found = read(tmp_path)
-    assert [(row["topic"], row["partition"], row["certain"]) for row in found.rows.to_pylist()] == [
+    assert [(row.topic, row.partition, row.certain) for row in found.rows] == [
         ("t", 0, False), ("t", 1, False)
     ]  # fmt: skip
-    assert found.rows["group_type"].to_pylist() == ["share", "share"]
+    assert [row.group_type for row in found.rows] == ["share", "share"]
 
 
 BATCHES = st.lists(
@@ -328,4 +330,4 @@ def test_offsets_removed_by_a_cleaner_make_no_group_unknown(tmp_path):
         for offset in (12, 20):
             TextWriter().append(log, BatchText((replace(commit("g", "t", offset, 5), offset=offset),)))
     found = read(tmp_path)
-    assert not found.problems and found.rows["certain"].to_pylist() == [True] * 13
+    assert not found.problems and certain(found) == [True] * 13

@@ -10,7 +10,15 @@ import pyarrow as pa
 import pytest
 
 from lastkey.logformat.primitives.binary_arrays import keyed_hashes
-from lastkey.udfs.audit.keys import AUDIT_KEYS, FIRST, KeysQuestion, add_partitions, first_keys
+from lastkey.udfs.audit.keys import (
+    AUDIT_KEYS,
+    FIRST,
+    PARTITION_KEYS,
+    KeysQuestion,
+    Summary,
+    add_partitions,
+    first_keys,
+)
 from lastkey.udfs.audit.runs import Shown, Sides, load, ranges
 from tests.builders.mirrored import added_up, write_rows
 from tests.reference.murmur2 import murmur2
@@ -75,13 +83,14 @@ def test_random_records_give_the_results_of_plain_code(tmp_path: Path, seed: int
     files = dict.fromkeys(files, shown)
     units = tuple(("t", number) for number in range(N_PARTITIONS))
     sides = Sides(str(tmp_path), units, (files,))
-    question = KeysQuestion("s", (5,) * N_PARTITIONS, 5)
+    question = KeysQuestion("s", {"t": 5}, 5)
     made = answered(question, sides, n_ranges)
     wanted = expected(rows, shown, 5)
-    found = pa.concat_tables(made).to_pylist()
+    found = pa.concat_tables([table for table, _ in made]).to_pylist()
     assert sorted(found, key=lambda row: (row["partition"], row["key"])) == wanted and len(wanted) > 50
-    summaries = [question.summary(table) for table in made]
-    for counts in add_partitions([of for of, _ in summaries]):
+    summaries = [summary for _, summary in made]
+    every = pa.Table.from_pylist([row for of, _ in summaries for row in of], PARTITION_KEYS)
+    for counts in add_partitions(every):
         of = [row for row in wanted if row["partition"] == counts["partition"]]
         assert (counts["topic"], counts["keys"]) == ("t", len(of))
         assert counts["versions"] == sum(row["versions"] for row in of)
@@ -93,5 +102,5 @@ def test_random_records_give_the_results_of_plain_code(tmp_path: Path, seed: int
         assert first_keys(merged, which, 5) == whole and len(whole) == 5
 
 
-def answered(question: KeysQuestion, sides: Sides, n_ranges: int) -> list[pa.Table]:
+def answered(question: KeysQuestion, sides: Sides, n_ranges: int) -> list[tuple[pa.Table, Summary]]:
     return [question.answer(load(sides, bounds, question.columns)) for bounds in ranges(n_ranges, 1)]

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from lastkey.jobs.audit.go_on import KnownLogs, decide
+from lastkey.jobs.audit.translate_offsets import KnownLogs, decide
 from lastkey.udfs.audit.failover import FailoverQuestion
 from lastkey.udfs.audit.runs import load, ranges
 from tests.builders.mirrored import draw, write_sides
@@ -41,11 +41,10 @@ def test_positions_equal_those_of_the_twin(tmp_path, drawn, ignore_timestamps):
     partitions, committed = drawn
     a, b = ([row for sides in partitions.values() for row in sides[side]] for side in (0, 1))
     sides = write_sides(tmp_path, a, b)
-    offsets = tuple(committed.get(unit, -1) for unit in sides.units)
-    question = FailoverQuestion("s", "g", offsets, ignore_timestamps, 9, "states")
+    question = FailoverQuestion("s", "g", committed, ignore_timestamps, 9, str(tmp_path), "states")
     parts = [question.answer(load(sides, bounds, question.columns)) for bounds in ranges(4, 1)]
     answers = decide(
-        InTurn(), str(tmp_path), sides.units, [found for _, found in parts], KnownLogs(committed, set(), {})
+        InTurn(), str(tmp_path), sides.units, [found for _, found in parts], KnownLogs(committed, set(), {}, {})
     )
     lost = defaultdict(set)
     for row in (row for table, _ in parts for row in table.to_pylist()):

@@ -7,7 +7,7 @@ kept.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Final, Literal
@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from lastkey.jobs.audit.answers import Request, ask, commit, parts_by_unit
-from lastkey.jobs.audit.audit import MOST, Audit
-from lastkey.jobs.audit.pairs import Pair, first_unread, list_sides, unread
+from lastkey.jobs.audit.audit import MOST, R
+from lastkey.jobs.audit.pairs import PairAudit, first_unread, unread
 from lastkey.jobs.command.audit_options import AuditFailoverOptions
 from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.spark.workers import Runner
@@ -28,7 +28,6 @@ from lastkey.udfs.audit.failover import (
     LOST_RECORD,
     PARTITION,
     READ,
-    Continuations,
     FailoverQuestion,
     RangeResult,
     Suspect,
@@ -40,7 +39,6 @@ from lastkey.udfs.audit.failover import (
     unit_figures,
 )
 from lastkey.udfs.audit.pairs import PAIRS
-from lastkey.udfs.audit.runs import Sides
 from lastkey.udfs.storage import delete_folder, exists
 
 Way = Literal["identity", "time", "start"]
@@ -50,11 +48,12 @@ _INT64: Final = 1 << 63
 
 
 @dataclass(frozen=True)
-class GoOn:
-    """Answer for one partition: the offset of B at which a group continues. None: B has nothing of it."""
+class TranslatedOffset:
+    """Offset of B at which a group continues in a partition; None: B has nothing of it."""
 
     topic: str
     partition: int
+    b_topic: str | None  # None: B does not have it
     committed: int | None  # None: the group committed nothing here
     offset: int | None = None
     way: Way = "identity"
@@ -72,18 +71,18 @@ class GoOn:
     passed_over: int = 0  # records before `offset` that A had and dropped
     a_unread: bool = False
 
-    def to_row(self, source: str, group: str, pair: Pair) -> dict[str, Any]:
+    def to_row(self, source: str, group: str) -> dict[str, Any]:
         """Return the row of PAIRS. Its counts of versions are records."""
         columns = {f.name: getattr(self, f.name) for f in fields(self) if f.name in PAIRS.names}
         return columns | {
-            "source": source, "group": group, "kind": PARTITION, "b_topic": pair.in_b.get(self.topic),
+            "source": source, "group": group, "kind": PARTITION,
             "a_versions": self.a_records, "b_versions": self.b_records,
             "missing_versions": self.a_records - self.matched, "extra_versions": self.b_records - self.matched,
         }  # fmt: skip
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], known: KnownLogs) -> GoOn:
-        """Return the answer of a row of PAIRS."""
+    def from_row(cls, row: Mapping[str, Any], known: KnownLogs) -> TranslatedOffset:
+        """Return the offset of a row of PAIRS."""
         columns = {f.name: row[f.name] for f in fields(cls) if f.name in row}
         records = {"a_records": row["a_versions"], "b_records": row["b_versions"]}
         matched = row["a_versions"] - row["missing_versions"]
@@ -100,50 +99,46 @@ class KnownLogs:
     """Group's offsets in A, and what is known of the logs beside their records."""
 
     committed: Mapping[Key, int]
-    a_unread: set[Key]
+    a_unread: Collection[Key]
     b_unread: Mapping[Key, int]  # -> an offset of B before all that could not be read
+    in_b: Mapping[str, str]  # topic of A -> its name in B
 
 
-def go_on(
-    audit: Audit, pair: Pair, committed: Mapping[Key, int], options: AuditFailoverOptions
-) -> tuple[list[GoOn], list[dict[str, Any]]]:
-    """Return the answer for each partition of A that the group read, and the first lost records; write both."""
+def translate_offsets(
+    audit: PairAudit[AuditFailoverOptions, R], committed: Mapping[Key, int]
+) -> tuple[list[TranslatedOffset], list[dict[str, Any]]]:
+    """Return the offset for each partition of A that the group read, and the first lost records; write both."""
+    options, pair, root = audit.options, audit.pair, audit.state.root
     in_a, in_b = unread(pair, audit.found)
-    known = KnownLogs(committed, in_a, first_unread(pair, audit.found, in_b))
+    known = KnownLogs(committed, in_a, first_unread(pair, audit.found, in_b), pair.in_b)
     topics = {topic for topic, _ in committed} or pair.topics
-    parts = {unit: of for unit, of in parts_by_unit(audit.found, list_sides(pair)).items() if unit[0] in topics}
+    parts = {unit: of for unit, of in parts_by_unit(audit.found, pair.sides).items() if unit[0] in topics}
     extra = {
         unit: [committed.get(unit), unit in in_a, known.b_unread.get(unit), options.ignore_timestamps]
         for unit in sorted({*parts, *committed})
     }
-    source = f"{pair.result}, group {options.group}"
-    states = f"{table_folder(AUDIT_PAIRS)}/states"
-
-    def question(sides: Sides) -> FailoverQuestion:
-        offsets = tuple(committed.get(unit, _NO_TIME) for unit in sides.units)
-        return FailoverQuestion(source, options.group, offsets, options.ignore_timestamps, MOST, folder)
-
-    request = Request(AUDIT_PAIRS, PAIRS, source, parts, extra, question, n_sides=2)
-    folder = f"{states}/{uuid.uuid4().hex}"
+    source, folder = f"{pair.result}, group {options.group}", f"{table_folder(AUDIT_PAIRS)}/states/{uuid.uuid4().hex}"
+    question = FailoverQuestion(source, options.group, committed, options.ignore_timestamps, MOST, root.uri, folder)
+    request = Request(AUDIT_PAIRS, PAIRS, source, parts, extra, question)
     try:
         answers = ask(audit, request)
         found = [one.summary for one in answers.fresh]
-        fresh = decide(audit.workers, audit.state.root.uri, answers.asked, found, known) if found else []
+        fresh = decide(audit.workers, root.uri, answers.asked, found, known) if found else []
     finally:
-        if exists(audit.state.root, folder):
-            delete_folder(audit.state.root, folder)
-    rows = pa.Table.from_pylist([one.to_row(source, options.group, pair) for one in fresh], PAIRS)
+        if exists(root, folder):
+            delete_folder(root, folder)
+    rows = pa.Table.from_pylist([one.to_row(source, options.group) for one in fresh], PAIRS)
     asked = {unit: answers.fingerprints[unit] for unit in answers.asked}
-    more = [write_rows(audit.state.root.uri, answers.folder, rows, asked, None)] if asked else []
+    more = [write_rows(root.uri, answers.folder, rows, asked, None)] if asked else []
     commit(audit, request, answers, more)
-    kept = [GoOn.from_row(row, known) for one in answers.kept for row in one.summary.answers]
+    kept = [TranslatedOffset.from_row(row, known) for one in answers.kept for row in one.summary.answers]
     lost = pa.Table.from_pylist([row | {"kind": LOST_RECORD} for one in answers.summaries for row in one.lost], PAIRS)
     return sorted([*fresh, *kept], key=lambda one: one.key), first_lost(lost, MOST)
 
 
 def decide(
     workers: Runner, root: str, units: Sequence[Key], found: Sequence[RangeResult], known: KnownLogs
-) -> list[GoOn]:
+) -> list[TranslatedOffset]:
     """Return the answers of units. found: of all ranges."""
     run, paths = workers.run, [one.states for one in found]
     all_figures = add_figures([one.figures for one in found])
@@ -160,16 +155,14 @@ def decide(
         first[key] = _decided(first[key], figures[key], new)
     from_ms = [_from_ms(figures[u]) if u in first and first[u].way == "time" else None for u in units]
     if any(ms is not None for ms in from_ms):
-        times = Continuations(root, (), tuple(from_ms))
-        first_later = np.minimum.reduce(run(partial(first_at, times), paths, "audit: times"))
+        first_later = np.minimum.reduce(run(partial(first_at, root, from_ms), paths, "audit: times"))
         for key in of_a:
             if first[key].way == "time":
                 at = int(first_later[numbers[key]])
                 first[key] = _by_time(first[key], figures[key], None if at == _INT64 - 1 else at)
     final = {key: _before_unread(first[key], known.b_unread.get(key)) for key in of_a}
-    offsets = [one.offset if (one := final.get(unit)) is not None and one.offset is not None else -1
-               for unit in units]  # fmt: skip
-    parts = run(partial(behind, Continuations(root, tuple(offsets), ())), paths, "audit: what is read again")
+    offsets = [-1 if (one := final.get(unit)) is None or one.offset is None else one.offset for unit in units]
+    parts = run(partial(behind, root, offsets), paths, "audit: what is read again")
     earliest = np.minimum.reduce([part[1] for part in parts])
     latest = np.maximum.reduce([part[2] for part in parts])
     out = []
@@ -181,10 +174,16 @@ def decide(
     return out
 
 
-def _first(key: Key, row: Mapping[str, Any], asked: KnownLogs) -> GoOn:
+def _first(key: Key, row: Mapping[str, Any], asked: KnownLogs) -> TranslatedOffset:
     """Return where to continue as far as identity alone tells."""
     names = ("a_records", "b_records", "matched", "undelivered", "lost", "superseded")
-    one = GoOn(*key, asked.committed.get(key), a_unread=key in asked.a_unread, **{n: row[n] for n in names})
+    one = TranslatedOffset(
+        *key,
+        asked.in_b.get(key[0]),
+        asked.committed.get(key),
+        a_unread=key in asked.a_unread,
+        **{n: row[n] for n in names},
+    )
     if not one.b_records:
         return replace(one, why=f"B has no record of it, A has {counted(one.undelivered, 'undelivered record')}")
     if one.a_records and one.matched < _LEAST_MATCH * min(one.a_records, one.b_records):
@@ -195,7 +194,7 @@ def _first(key: Key, row: Mapping[str, Any], asked: KnownLogs) -> GoOn:
     return _decided(one, row, row["first_unmatched"])
 
 
-def _decided(one: GoOn, row: Mapping[str, Any], first_new: int | None) -> GoOn:
+def _decided(one: TranslatedOffset, row: Mapping[str, Any], first_new: int | None) -> TranslatedOffset:
     """Return the answer by identity: the first record of B that must be read."""
     undelivered = row["first_undelivered"]
     if first_new is not None and (undelivered is None or first_new < undelivered):
@@ -205,7 +204,7 @@ def _decided(one: GoOn, row: Mapping[str, Any], first_new: int | None) -> GoOn:
     return replace(one, offset=row["b_end"], why="all that B has was delivered")
 
 
-def _may_pass_over(one: GoOn, row: Mapping[str, Any]) -> bool:
+def _may_pass_over(one: TranslatedOffset, row: Mapping[str, Any]) -> bool:
     """Return whether the answer is a record that A may have had and dropped: A has holes, and was read beyond them."""
     decides = one.way == "identity" and one.offset is not None and one.offset == row["first_unmatched"]
     return decides and one.a_records > 0 and row["a_end"] > row["a_records"] and one.committed is not None
@@ -218,7 +217,7 @@ def _from_ms(row: Mapping[str, Any]) -> int:
     return int(row["delivered_to_ms"]) + 1
 
 
-def _by_time(one: GoOn, row: Mapping[str, Any], first_at: int | None) -> GoOn:
+def _by_time(one: TranslatedOffset, row: Mapping[str, Any], first_at: int | None) -> TranslatedOffset:
     what = "a record that was not delivered" if row["undelivered_from_ms"] is not None else "all delivered records"
     bound = "not older than" if row["undelivered_from_ms"] is not None else "newer than"
     return replace(
@@ -226,14 +225,14 @@ def _by_time(one: GoOn, row: Mapping[str, Any], first_at: int | None) -> GoOn:
     )
 
 
-def _before_unread(one: GoOn, unread: int | None) -> GoOn:
+def _before_unread(one: TranslatedOffset, unread: int | None) -> TranslatedOffset:
     """Return the answer, but not behind what could not be read of B: an undelivered record may be there."""
     if unread is None or (one.offset is not None and one.offset <= unread):
         return one
     return replace(one, offset=unread, why="B could not be read from here on")
 
 
-def _counted(one: GoOn, row: Mapping[str, Any], counts: Mapping[str, Any]) -> GoOn:
+def _counted(one: TranslatedOffset, row: Mapping[str, Any], counts: Mapping[str, Any]) -> TranslatedOffset:
     """Return the answer with what is read from there on. Without identity, all but as many as were not delivered."""
     one = replace(one, **counts)
     if one.way == "identity":
