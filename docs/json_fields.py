@@ -168,6 +168,16 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
         "stretches_read": "stretches of logs that were read",
         "partitions_answered": "partitions that were answered",
         "partitions_kept": "partitions whose result was kept",
+        "keys_hidden": "`--hide-keys`: keys are shown as `#` and half of their hash",
+        "partitions": "of `keys` counts, of `mirror` the keys of each kind, of `failover` the offset in B",
+        "keys": "of `keys`: the first rows of `audit_keys` with the most `versions`, `misplaced` or in "
+        "`several_partitions`",
+        "unknown_groups": "of `delivery`: group, and why its commits are unknown",
+        "worst": "of `delivery`: rows of `audit_deliveries` that have waited longest",
+        "trend": "of `delivery`: figures of the same groups in earlier audits",
+        "first": "of `mirror`: the first findings, rows of `audit_pairs`",
+        "lost": "of `failover`: the first lost records",
+        "mirror_maker": "of `failover`: the last checkpoints of MirrorMaker 2 beside the answers",
     },
 }
 HELD_BACK: Final = {  # rule of `held_back` -> what holds the partition back

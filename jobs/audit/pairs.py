@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -10,7 +10,6 @@ from lastkey.jobs.audit.answers import Side
 from lastkey.jobs.audit.audit import Audit, R
 from lastkey.jobs.audit.known_reads import NO_PROBLEMS
 from lastkey.jobs.audit.records import Gathered, ReadRange
-from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import AuditedLogs, list_source
 from lastkey.jobs.command.audit_options import AuditPairOptions
 from lastkey.jobs.command.kinds import AuditSource
@@ -19,26 +18,12 @@ from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import EVERY_TOPIC, Key, TopicFilter
 
 _INTERNAL: Final = ("*.internal", "*-internal")  # MirrorMaker's own and Connect's: no mirror copies them
-
-
 O = TypeVar("O", bound=AuditPairOptions)  # noqa: E741
-
-
-class PairAudit(Audit[O, R]):
-    """Audit of A and its copy B."""
-
-    def __init__(self, options: O, report: R) -> None:
-        super().__init__(options, report)
-        self.pair = Pair()
-
-    def list_sources(self) -> list[AuditedLogs]:
-        """List both sources, cut to the topics that are compared; fill `pair`, and note the others."""
-        return list_pair(self.pair, self.options, self.report)
 
 
 @dataclass
 class Pair:
-    """Sources A and B, and their topics. Filled by `list_pair`."""
+    """Sources A and B, and their topics. Filled when they are listed."""
 
     a: str = ""  # names of the sources
     b: str = ""
@@ -62,27 +47,35 @@ class Pair:
         return [(self.a, {topic: topic for topic in self.topics}), (self.b, self.names)]
 
 
-def list_pair(pair: Pair, options: AuditPairOptions, report: AuditReport) -> list[AuditedLogs]:
-    """List both sources, cut to the topics that are compared; fill `pair`, and note the others. --topics filters by A's
-    names.
-    """
-    a = _listed(options.a, options.topics)
-    every = _listed(options.b, EVERY_TOPIC if options.renames else options.topics)
-    pair.a, pair.b, pair.topics = a.name, every.name, set(a.n_partitions)
-    names = names_in_a(set(every.n_partitions), [Rename.of(text) for text in options.renames])
-    if a.name == every.name:  # it holds both: what is a copy is no original
-        pair.topics -= {topic for topic, name in names.items() if topic != name}
-        a = a.only(pair.topics)
-    others = sorted(topic for topic, name in names.items() if name not in pair.topics)
-    if others:
-        report.notes.append(f"topics of B that A does not have: {', '.join(others)}: not compared")
-    report.notes += [f"B has no topic {topic}" for topic in sorted(pair.topics - set(names.values()))]
-    pair.names = {topic: name for topic, name in names.items() if name in pair.topics}
-    b = every.only(pair.names)
-    pair.partitions = set(a.keys), {(pair.names[topic], partition) for topic, partition in b.keys}
-    if a.name != b.name:
-        return [a, b]
-    return [replace(a, partitions=tuple(dict.fromkeys((*a.partitions, *b.partitions))))]
+class PairAudit(Audit[O, R]):
+    """Audit of A and its copy B."""
+
+    def __init__(self, options: O, report: R) -> None:
+        super().__init__(options, report)
+        self.pair = Pair()
+
+    def list_sources(self) -> list[AuditedLogs]:
+        """List both sources, cut to the topics that are compared; fill `pair`, and note the others. --topics filters by
+        A's names.
+        """
+        options, pair, notes = self.options, self.pair, self.report.notes
+        a = _listed(options.a, options.topics)
+        every = _listed(options.b, EVERY_TOPIC if options.renames else options.topics)
+        pair.a, pair.b, pair.topics = a.name, every.name, set(a.n_partitions)
+        names = names_in_a(set(every.n_partitions), [Rename.of(text) for text in options.renames])
+        if a.name == every.name:  # it holds both: what is a copy is no original
+            pair.topics -= {topic for topic, name in names.items() if topic != name}
+            a = a.only(pair.topics)
+        others = sorted(topic for topic, name in names.items() if name not in pair.topics)
+        if others:
+            notes.append(f"topics of B that A does not have: {', '.join(others)}: not compared")
+        notes += [f"B has no topic {topic}" for topic in sorted(pair.topics - set(names.values()))]
+        pair.names = {topic: name for topic, name in names.items() if name in pair.topics}
+        b = every.only(pair.names)
+        pair.partitions = set(a.keys), {(pair.names[topic], partition) for topic, partition in b.keys}
+        if a.name != b.name:
+            return [a, b]
+        return [replace(a, partitions=tuple(dict.fromkeys((*a.partitions, *b.partitions))))]
 
 
 def _listed(source: AuditSource, topics: TopicFilter) -> AuditedLogs:
@@ -128,22 +121,12 @@ def unread(pair: Pair, found: Gathered) -> tuple[set[Key], set[Key]]:
     return in_a, in_b
 
 
-def first_unread(pair: Pair, found: Gathered, keys: Collection[Key]) -> dict[Key, int]:
-    """Return, for partitions of B that could not be read in whole, an offset below which everything was read."""
-    parts: dict[Key, list[ReadRange]] = {key: [] for key in keys}
-    for part in found.parts:
-        if part.source == pair.b and part.read.topic in pair.names:
-            key = pair.names[part.read.topic], part.read.partition
-            if key in parts:
-                parts[key].append(part)
-    return {key: _first_unread(sorted(of, key=lambda part: part.start_offset)) for key, of in parts.items()}
-
-
-def _first_unread(parts: Sequence[ReadRange]) -> int:
+def first_unread(parts: Iterable[ReadRange]) -> int:
+    """Return an offset below which everything of a partition was read."""
     end = 0  # a log that begins later may have lost its first segments
-    for part in parts:
+    for part in sorted(parts, key=lambda part: part.start_offset):
         if part.start_offset > end or part.read.problems != NO_PROBLEMS:
-            return min(part.start_offset, end) if part.start_offset > end else part.start_offset
+            return min(part.start_offset, end)
         end = part.end_offset
     return end
 

@@ -84,20 +84,10 @@ class ReadSettings:
 
 
 @dataclass
-class _NewStretches:
-    """Stretches to read, next to each other in a folder: generations may share the files of another one."""
-
-    n_partitions: int
-    partition: int  # its place among the logs
-    cuts: Cuts
-    stretches: list[tuple[int, Piece]] = field(default_factory=list)
-
-
-@dataclass
 class _ReadPlan:
     """Work to do: stretches to read; rows of the table that change or go; logs that tasks may look into."""
 
-    new: list[_NewStretches] = field(default_factory=list)
+    new: list[Group] = field(default_factory=list)  # stretches next to each other in a folder: generations share files
     listed: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # root -> paths
     logs: list[list[ListedLog]] = field(default_factory=list)
     reads: list[AuditRead] = field(default_factory=list)  # all rows of the table
@@ -169,7 +159,7 @@ def _plan(plan: _ReadPlan, found: Gathered, source: AuditedLogs, asked: ReadSett
         found.parts += cover.parts
         for follows, piece, listed, end in cover.rest:
             if not follows:
-                plan.new.append(_NewStretches(n_partitions, numbers[topic, partition], cuts))
+                plan.new.append(Group(0, n_partitions, numbers[topic, partition], cuts, []))
             read_id = secrets.randbits(62)
             read = _new_read(read_id, piece, listed, end, n_partitions, asked)
             plan.new[-1].stretches.append((read_id, piece))
@@ -263,7 +253,7 @@ def _new_read(
 
 def _groups(plan: _ReadPlan, workers: Workers) -> list[Group]:
     """Return what is new in groups: stretches that are added up together, as large as keeps all workers busy."""
-    total = sum(piece.end - piece.start for new in plan.new for _, piece in new.stretches)
+    total = sum(new.size for new in plan.new)
     most = min(max(total // workers.cores + 1, _TASK_BYTES), _MOST_BYTES)
     out = []
     for new in plan.new:
@@ -273,7 +263,7 @@ def _groups(plan: _ReadPlan, workers: Workers) -> list[Group]:
             cuts = new.cuts
             if cuts is not None:
                 cuts = tuple(cut for cut in cuts if first.start_offset < cut < last.end_offset)
-            out.append(Group(entries_id, new.n_partitions, new.partition, cuts, part))
+            out.append(replace(new, entries_id=entries_id, cuts=cuts, stretches=list(part)))
     return out
 
 

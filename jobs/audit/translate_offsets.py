@@ -110,9 +110,10 @@ def translate_offsets(
     """Return the offset for each partition of A that the group read, and the first lost records; write both."""
     options, pair, root = audit.options, audit.pair, audit.state.root
     in_a, in_b = unread(pair, audit.found)
-    known = KnownLogs(committed, in_a, first_unread(pair, audit.found, in_b), pair.in_b)
     topics = {topic for topic, _ in committed} or pair.topics
     parts = {unit: of for unit, of in parts_by_unit(audit.found, pair.sides).items() if unit[0] in topics}
+    b_unread = {unit: first_unread(part for side, part in parts.get(unit, ()) if side) for unit in in_b}
+    known = KnownLogs(committed, in_a, b_unread, pair.in_b)
     extra = {
         unit: [committed.get(unit), unit in in_a, known.b_unread.get(unit), options.ignore_timestamps]
         for unit in sorted({*parts, *committed})

@@ -18,27 +18,21 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS, KINDS, SHARE_STATE, OffsetCommit, SharedTopic, decode
+from lastkey.udfs.audit.group_records import (
+    CONSUMER_OFFSETS,
+    KINDS,
+    SHARE_STATE,
+    CommitsRead,
+    OffsetCommit,
+    SharedTopic,
+    decode,
+)
 from lastkey.udfs.audit.last_records import last_records
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.problem import Problem
 
 TOPICS: Final = (CONSUMER_OFFSETS, SHARE_STATE)
 _DEFAULT_PARTITIONS: Final = 50  # default of both topics
-
-
-@dataclass(frozen=True)
-class CommitsRead:
-    """Content of one partition of a coordinator's topic."""
-
-    topic: str
-    partition: int
-    commits: tuple[OffsetCommit, ...] = ()
-    group_types: Mapping[str, str] = field(default_factory=dict)
-    shared: tuple[SharedTopic, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    notes: tuple[str, ...] = ()
-    whole: bool = True  # all of it was read
 
 
 @dataclass(frozen=True)
@@ -77,20 +71,11 @@ def read_commits(partition: SourcePartition, *, accept_gaps: bool = False) -> Co
     """
     topic, number, name = partition.topic or "", partition.partition, partition.name
     last = last_records(partition, KINDS[topic], accept_gaps=accept_gaps)
-    said = decode(name, topic, last.rows, last.types)
-    notes = list(said.notes)
+    out = CommitsRead(topic, -1 if number is None else number, problems=last.problems, whole=not last.problems)
+    decode(name, last.rows, last.types, out)
     if last.undecided:
-        notes.append(f"{name}: {last.undecided} records of transactions without an end do not count")
-    return CommitsRead(
-        topic,
-        -1 if number is None else number,
-        tuple(said.commits),
-        said.group_types,
-        tuple(said.shared),
-        last.problems,
-        tuple(notes),
-        whole=not (last.problems or said.keys_unread),
-    )
+        out.notes.append(f"{name}: {last.undecided} records of transactions without an end do not count")
+    return out
 
 
 def gather(reads: Sequence[CommitsRead]) -> Committed:

@@ -89,7 +89,7 @@ class Group:
     n_partitions: int  # partitions of the topic
     partition: int  # its place among `PartitionLogs`
     cuts: Cuts
-    stretches: tuple[tuple[int, Piece], ...]
+    stretches: list[tuple[int, Piece]]
 
     @property
     def size(self) -> int:

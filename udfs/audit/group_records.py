@@ -25,6 +25,7 @@ from lastkey.logformat.messages.reader import MessageError, reader
 from lastkey.logformat.messages.table import known_versions
 from lastkey.udfs.audit.last_records import Kinds, record_types
 from lastkey.udfs.audit.share_state import BATCH, Range, ShareStateRecord, delivered_ranges, start_offset
+from lastkey.udfs.problem import Problem
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
 SHARE_STATE: Final = "__share_group_state"
@@ -65,14 +66,17 @@ class SharedTopic(NamedTuple):
 
 
 @dataclass
-class Decoded:
+class CommitsRead:
     """Content of the records that count of one partition of a coordinator's topic."""
 
+    topic: str
+    partition: int
     commits: list[OffsetCommit] = field(default_factory=list)
     group_types: dict[str, str] = field(default_factory=dict)
     shared: list[SharedTopic] = field(default_factory=list)
+    problems: tuple[Problem, ...] = ()
     notes: list[str] = field(default_factory=list)
-    keys_unread: int = 0  # records of an offset whose group is unknown
+    whole: bool = True  # all of it was read, also the group of each committed offset
 
 
 _OF_GROUPS: Final = frozenset({_LEGACY_COMMIT, _COMMIT, _SHARE_TOPICS, *_TYPES_OF_GROUPS})
@@ -83,12 +87,11 @@ KINDS: Final = {
 _KNOWN: Final = {CONSUMER_OFFSETS: frozenset(GROUP_RECORDS), SHARE_STATE: frozenset(SHARE_RECORDS)}
 
 
-def decode(name: str, topic: str, rows: Any, types: dict[int, int]) -> Decoded:
-    """Return what records say that count. name: of the partition, for notes; rows: pa.Table of last_records.LAST."""
-    out = Decoded(notes=list(_unknown_types(name, topic, types)))
-    decode_rows = _group_rows if topic == CONSUMER_OFFSETS else _share_rows
+def decode(name: str, rows: Any, types: dict[int, int], out: CommitsRead) -> None:
+    """Add what records say that count. name: of the partition, for notes; rows: pa.Table of last_records.LAST."""
+    out.notes += _unknown_types(name, out.topic, types)
+    decode_rows = _group_rows if out.topic == CONSUMER_OFFSETS else _share_rows
     decode_rows(name, rows, out)
-    return out
 
 
 def _unknown_types(name: str, topic: str, types: dict[int, int]) -> Iterator[str]:
@@ -97,7 +100,7 @@ def _unknown_types(name: str, topic: str, types: dict[int, int]) -> Iterator[str
         yield f"{name}: {types[code]} records {what} are left out"
 
 
-def _group_rows(name: str, rows: Any, out: Decoded) -> None:
+def _group_rows(name: str, rows: Any, out: CommitsRead) -> None:
     codes = record_types(rows["key"].combine_chunks()).tolist()
     existing: dict[str, int] = {}
     columns = (rows[column].to_pylist() for column in ("offset", "key", "value"))
@@ -107,7 +110,7 @@ def _group_rows(name: str, rows: Any, out: Decoded) -> None:
         try:
             fields = _message(GROUP_RECORDS[code] + "Key", 0, key)
         except MessageError as error:
-            out.keys_unread += code in (_LEGACY_COMMIT, _COMMIT)
+            out.whole &= code not in (_LEGACY_COMMIT, _COMMIT)
             out.notes.append(f"{name}, offset {offset}: the key cannot be read: {error}")
             continue
         try:
@@ -155,7 +158,7 @@ def _topic_id(text: str) -> str | None:
     return None if text == NO_TOPIC_ID else text
 
 
-def _share_rows(name: str, rows: Any, out: Decoded) -> None:
+def _share_rows(name: str, rows: Any, out: CommitsRead) -> None:
     rows = rows.sort_by([("identity", "ascending"), ("offset", "ascending")])
     codes = record_types(rows["key"].combine_chunks()).tolist()
     columns = [rows[column].to_pylist() for column in ("offset", "key", "value")]
@@ -167,13 +170,13 @@ def _share_rows(name: str, rows: Any, out: Decoded) -> None:
 
 
 def _share_partition(
-    name: str, codes: list[int], offsets: list[int], keys: list[bytes], values: list[bytes | None], out: Decoded
+    name: str, codes: list[int], offsets: list[int], keys: list[bytes], values: list[bytes | None], out: CommitsRead
 ) -> None:
     """Decode a snapshot and the updates behind it; a snapshot without a value deletes the state."""
     try:
         key = _message("ShareSnapshotKey", 0, keys[0])
     except MessageError as error:
-        out.keys_unread += 1
+        out.whole = False
         out.notes.append(f"{name}, offset {offsets[0]}: the key cannot be read: {error}")
         return
     of_partition = key["groupId"], None, key["topicId"], key["partition"]

@@ -40,7 +40,7 @@ archive, store, limit = sys.argv[1:]
 entries._MOST_ENTRIES = entries._SLACK = 64
 (partition,) = archive_source(archive, EVERY_TOPIC).partitions
 pieces = find_pieces(partition, Range(wanted=Wanted(committed=True)))
-groups = tuple(entries.Group(n, 1, 0, None, ((n, piece),)) for n, piece in enumerate(pieces))
+groups = tuple(entries.Group(n, 1, 0, None, [(n, piece)]) for n, piece in enumerate(pieces))
 task = entries.ReadTask(groups, store, "state/audit_entries", (1, 2), False)
 written = threading.Event()
 
@@ -68,7 +68,7 @@ def read(folder: Path, store: Path, cuts: Cuts, apart: bool = False, hide: bool 
     (partition,) = archive_source(str(folder.parent), EVERY_TOPIC).partitions
     pieces = list(enumerate(find_pieces(partition, Range(wanted=Wanted(committed=True)))))
     groups = [pieces] if cuts is not None and not apart else [[one] for one in pieces]
-    task = ReadTask(tuple(Group(of[0][0], 5, 0, cuts, tuple(of)) for of in groups), str(store), "entries", SECRET, hide)
+    task = ReadTask(tuple(Group(of[0][0], 5, 0, cuts, list(of)) for of in groups), str(store), "entries", SECRET, hide)
     made = read_task([listed_logs(partition)], task)
     assert not any(one.problems for one in made.stretches)
     found = pq.read_table(store / "entries" / made.path)
