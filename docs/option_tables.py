@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from docs.tables import table
-from lastkey.jobs import api, api_audit, api_store  # noqa: F401 - they declare the commands
+from lastkey.jobs import api, api_store  # noqa: F401 - they declare the commands
 from lastkey.jobs.command.config import JobSettings, TopicSettings
 from lastkey.jobs.command.declare import Value, declared_values
 from lastkey.jobs.command.functions import COMMANDS

@@ -21,7 +21,7 @@ from docs import data_source_options, json_fields, report_schemas, troubleshooti
 from docs.command_examples import EXAMPLES, NOT_RUN
 from docs.option_tables import EVERY, advanced_options_table, options_table, settings_table
 from docs.tables import table
-from lastkey.jobs.command import openmetrics
+from lastkey.jobs.command import ending
 from lastkey.jobs.command.functions import COMMANDS, Command
 from lastkey.jobs.compact.needed import WHY
 from lastkey.jobs.store import audits, paths, rows
@@ -287,7 +287,7 @@ def exit_codes_page() -> str:
 
 def metrics_page() -> str:
     """Return the page of metrics and notifications."""
-    listed = ((f"`{name}`", text) for name, text in openmetrics.FAMILIES.items())
+    listed = ((f"`{name}`", text) for name, text in ending.FAMILIES.items())
     return "\n\n".join(
         [
             "# Metrics and notifications",
@@ -299,7 +299,7 @@ def metrics_page() -> str:
             "from the store.",
             table(("metric", ""), listed),
             "Labels: `command`, and `archive` and `store` as they were typed. All metrics are gauges of the last run. "
-            f"`{openmetrics.LAST_SUCCESS}` keeps its value after a failure, and is absent until a run succeeds. The "
+            f"`{ending.LAST_SUCCESS}` keeps its value after a failure, and is absent until a run succeeds. The "
             "lag comes from names and sizes of files: a segment that is cleaned in part counts as a whole, so an "
             "active segment always counts; offsets count up to the high watermark, or else to the base offset of the "
             "last segment. Bytes and records are those of partitions with a new generation; other jobs count what they "

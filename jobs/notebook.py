@@ -79,17 +79,15 @@ class OpenedArchive(Mapping[str, "OpenedPartition"]):
     @property
     def partitions(self) -> pd.DataFrame:
         """Row for each partition: topic, partition, segments, bytes, policy (of settings or a broker), path."""
-        found = [p for _, p in sorted(self.archive.partitions.items())]
-        return pd.DataFrame(
-            {
-                "topic": [p.topic for p in found],
-                "partition": [p.partition for p in found],
-                "segments": [len(p.segments) for p in found],
-                "bytes": [sum(s.size_bytes for s in p.segments) for p in found],
-                "policy": ["compact" if is_compacted(self.config, p) else "delete" for p in found],
-                "path": [p.path for p in found],
-            }
-        )
+        rows = [
+            (p.topic, p.partition, len(p.segments), sum(s.size_bytes for s in p.segments), self._policy(p), p.path)
+            for _, p in sorted(self.archive.partitions.items())
+        ]
+        return pd.DataFrame(rows, columns=["topic", "partition", "segments", "bytes", "policy", "path"])
+
+    def _policy(self, archived: ArchivedPartition) -> str:
+        """Return the policy of a partition's topic, of settings or a broker."""
+        return "compact" if is_compacted(self.config, archived) else "delete"
 
     @property
     def topics(self) -> pd.DataFrame:

@@ -114,7 +114,6 @@ def run(options: PackOptions, progress: Progress) -> PackReport:
             _write(part, files, ours, progress)
             report.packed_bytes = part.tell()
         report.files, report.unpacked_bytes = len(files), sum(file.stat().st_size for file in files.values())
-    report.seconds["total"] = time.monotonic() - began
     return report
 
 

@@ -98,7 +98,6 @@ class _Candidate:
 
 def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
     """Make the tables again, or with `dry_run` report the generations that they would name."""
-    began = time.monotonic()
     state = open_state(options.store)
     store = state.root
     if options.topics != EVERY_TOPIC:
@@ -133,7 +132,6 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
             step("manifests written")
             writing.rebuild(state, report.decided, commits.values())
             manifests.write_committed_files(store, [commit.folder for commit in report.decided])
-    report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
 

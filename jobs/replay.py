@@ -7,7 +7,6 @@ offsets of a consumer group, so a run that was killed, or stopped at damage, con
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,12 +15,10 @@ from lastkey.jobs.command.parse import Rename
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.read_options import ReplayOptions
 from lastkey.jobs.command.reporting import JobReport, TextTable, counted
-from lastkey.jobs.data_source.plan_tasks import source_partitions
-from lastkey.jobs.data_source.read_options import ReadOptions, Selection
+from lastkey.jobs.data_source.plan_tasks import partitions_of_command
 from lastkey.jobs.errors import NO_CLUSTER, UsageError
 from lastkey.jobs.live_cluster import admin_client, client_settings, describe_client_error
 from lastkey.jobs.spark.engine import each
-from lastkey.jobs.topics import without_kafkas_own
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.replay import Replayed, ReplayTask, replay_partition
 from lastkey.udfs.storage import normal_uri
@@ -47,11 +44,7 @@ class ReplayReport(JobReport):
 
 def run(options: ReplayOptions, progress: Progress) -> ReplayReport:
     """Replay every partition that the options name."""
-    began = time.monotonic()
-    paths = () if options.archive_place is None else (options.archive_place,)
-    selection = Selection(topics=without_kafkas_own(options.topics))
-    asked = ReadOptions("kafka_log", paths, store=options.store, generation=options.generation, selection=selection)
-    partitions = source_partitions(asked)
+    partitions = partitions_of_command(options)
     targets = target_topics(sorted({p.topic for p in partitions if p.topic is not None}), options.renames)
     group = options.group or progress_group(options)
     settings = client_settings(options.bootstrap_server, options.command_config)
@@ -79,7 +72,6 @@ def run(options: ReplayOptions, progress: Progress) -> ReplayReport:
     without = sum(p.without_timestamp for p in report.partitions)
     if without:
         report.notes.append(f"{counted(without, 'record')} had no timestamp, or 0, and got the time of this run")
-    report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
 

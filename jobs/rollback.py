@@ -87,7 +87,6 @@ def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
 
 
 def _run(options: RollbackOptions, progress: Progress) -> RollbackReport:
-    began = time.monotonic()
     state = open_store(options.store)
     store = state.root
     report = RollbackReport(store.uri, options.generation, options.dry_run)
@@ -120,7 +119,6 @@ def _run(options: RollbackOptions, progress: Progress) -> RollbackReport:
             manifests.write_manifests(store, commits)
             writing.commit_wave(state, commits, lambda: manifests.check_files(store, commits), look_back=True)
             writing.write_states(state)
-    report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
 

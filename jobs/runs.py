@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Final
 
-from lastkey.jobs.command.openmetrics import RunMetrics, openmetrics
+from lastkey.jobs.command.ending import RunMetrics, openmetrics
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, TextTable, counted
@@ -151,7 +151,6 @@ class RunsReport(JobReport):
 
 def run(options: RunsOptions, progress: Progress) -> RunsReport:
     """Read the tables of runs. A run counts for the partitions whose current generation goes back to it."""
-    began = time.monotonic()
     state = open_store(options.store)
     store = state.root
     current = state.checkpoints()
@@ -177,7 +176,6 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     )
     unknown = (partition_folder(*key) for key, row in sorted(current.items()) if key[0] in wanted and not chains[key])
     report.notes += [f"{name}: its runs are not in the table {RUNS}" for name in unknown]
-    report.seconds["total"] = time.monotonic() - began
     return report
 
 

@@ -161,7 +161,6 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
 
 
 def _run(options: VacuumOptions, progress: Progress) -> VacuumReport:
-    began = time.monotonic()
     state = open_store(options.store)
     store = state.root
     for uri in sorted({row.archive_uri for row in state.checkpoints().values()}):
@@ -189,7 +188,6 @@ def _run(options: VacuumOptions, progress: Progress) -> VacuumReport:
             report.audits = _delete_audits(store, dry_run=options.dry_run)
         if options.topics == EVERY_TOPIC:
             report.state_files = writing.vacuum_state(state, dry_run=options.dry_run, ahead_hours=ahead_hours)
-    report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
 

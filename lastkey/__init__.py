@@ -24,8 +24,7 @@ if TYPE_CHECKING:
         report,
         verify,
     )
-    from lastkey.jobs.api_audit import audit
-    from lastkey.jobs.api_store import archive_needed, erase, rebuild_state, restore, rollback, runs, vacuum
+    from lastkey.jobs.api_store import archive_needed, audit, erase, rebuild_state, restore, rollback, runs, vacuum
     from lastkey.jobs.audit.report import AuditReport
     from lastkey.jobs.compact.report import CompactReport
     from lastkey.jobs.convert.job import ConvertReport
@@ -51,9 +50,9 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys((name for name in __all__ if name.islower()), "lastkey.jobs.api"),
     **dict.fromkeys(
-        ("archive_needed", "erase", "rebuild_state", "restore", "rollback", "runs", "vacuum"), "lastkey.jobs.api_store"
+        ("archive_needed", "audit", "erase", "rebuild_state", "restore", "rollback", "runs", "vacuum"),
+        "lastkey.jobs.api_store",
     ),
-    "audit": "lastkey.jobs.api_audit",
     "AuditReport": "lastkey.jobs.audit.report",
     "CompactReport": "lastkey.jobs.compact.report",
     "ConvertReport": "lastkey.jobs.convert.job",

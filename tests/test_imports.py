@@ -161,9 +161,16 @@ FLOORS: dict[str, set[str]] = {
     | {"jobs.compact", "jobs.convert", "jobs.export", "jobs.merge", "jobs.pack", "jobs.policies", "jobs.reindex"}
     | {"jobs.replay", "jobs.verify"},  # reports
     "jobs.api_store": _SHELL
-    | {"jobs.archive_needed", "jobs.erase", "jobs.rebuild_state", "jobs.restore", "jobs.rollback", "jobs.runs"}
+    | {
+        "jobs.archive_needed",
+        "jobs.audit",
+        "jobs.erase",
+        "jobs.rebuild_state",
+        "jobs.restore",
+        "jobs.rollback",
+        "jobs.runs",
+    }
     | {"jobs.vacuum"},  # reports
-    "jobs.api_audit": _SHELL | {"jobs.audit"},
     "jobs.warm_up": _JOB
     | {"jobs.api", "jobs.compact", "udfs.compact", "udfs.lookup.minutes", "logformat.layout", "logformat.writing"}
     | {"logformat.cache_folder", "logformat.jit"},  # packages with kernels

@@ -230,7 +230,6 @@ def run(options: ArchiveNeededOptions, progress: Progress) -> ArchiveNeededRepor
     report.notes += [*_only_in_store(options, archive, stored), *_afterwards(options, report)]
     report.entries = [*archive.not_read, *(path for a in report.answers for path in a.archived.not_read)]
     report.archive_needed = _archive_needed(options, archive, stored, report)
-    report.seconds["total"] = time.perf_counter() - began
     return report
 
 

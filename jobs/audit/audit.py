@@ -12,8 +12,8 @@ from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit.records import Gathered, ReadSettings, gather
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import AuditedLogs, list_source
-from lastkey.jobs.command.audit_options import AuditOptions
 from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.store_options import AuditOptions
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark import connector

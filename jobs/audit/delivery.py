@@ -21,9 +21,9 @@ from lastkey.jobs.audit.audit import MOST, Audit
 from lastkey.jobs.audit.coordinators import committed_in, committed_offsets, committed_positions, list_coordinators
 from lastkey.jobs.audit.delivery_table import read_deliveries
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.command.audit_options import AuditDeliveryOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import Card, TextTable, count, counted, duration
+from lastkey.jobs.command.store_options import AuditDeliveryOptions
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.history import job_rows

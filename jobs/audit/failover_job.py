@@ -15,13 +15,12 @@ from lastkey.jobs.audit.pairs import PairAudit
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import AuditedLogs, list_source
 from lastkey.jobs.audit.translate_offsets import TranslatedOffset, translate_offsets
-from lastkey.jobs.command.audit_options import AuditFailoverOptions
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import Card, TextTable, count, counted, moment
-from lastkey.jobs.command.whole_file import PLAN
+from lastkey.jobs.command.store_options import AuditFailoverOptions
+from lastkey.jobs.command.whole_file import PLAN, checked_output, write_page
 from lastkey.jobs.errors import UnknownNameError, UsageError
-from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.topics import Key, TopicFilter
 from lastkey.udfs.audit.failover import LOST_ROW
 from lastkey.udfs.audit.mirror_checkpoints import CHECKPOINT_TOPICS, MirrorCheckpoint, read_checkpoints

@@ -16,9 +16,9 @@ from lastkey.jobs.audit.answers import Request, ask, commit, parts_by_unit
 from lastkey.jobs.audit.audit import MOST, Audit
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import AuditedLogs
-from lastkey.jobs.command.audit_options import AuditKeysOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import Card, TextTable, count, counted, moment, size
+from lastkey.jobs.command.store_options import AuditKeysOptions
 from lastkey.jobs.store.paths import AUDIT_KEYS
 from lastkey.jobs.topics import Key
 from lastkey.udfs.audit.entries import Cuts

@@ -12,9 +12,9 @@ from lastkey.jobs.audit.answers import Request, ask, commit, parts_by_unit
 from lastkey.jobs.audit.audit import MOST
 from lastkey.jobs.audit.pairs import PairAudit, spread, unread
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.command.audit_options import AuditMirrorOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import Card, TextTable, count, counted, moment
+from lastkey.jobs.command.store_options import AuditMirrorOptions
 from lastkey.jobs.store.paths import AUDIT_PAIRS
 from lastkey.jobs.topics import Key
 from lastkey.udfs.audit.mirror import (

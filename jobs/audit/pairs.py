@@ -11,9 +11,9 @@ from lastkey.jobs.audit.audit import Audit, R
 from lastkey.jobs.audit.known_reads import NO_PROBLEMS
 from lastkey.jobs.audit.records import Gathered, ReadRange
 from lastkey.jobs.audit.sources import AuditedLogs, list_source
-from lastkey.jobs.command.audit_options import AuditPairOptions
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.parse import Rename
+from lastkey.jobs.command.store_options import AuditPairOptions
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import EVERY_TOPIC, Key, TopicFilter
 

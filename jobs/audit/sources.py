@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.data_source.files import find_partitions
-from lastkey.jobs.data_source.read_options import ReadOptions, Selection
+from lastkey.jobs.data_source.options import ReadOptions, Selection
 from lastkey.jobs.data_source.store import generation_partitions
 from lastkey.jobs.topics import Key, TopicFilter, without_kafkas_own
 from lastkey.udfs.data_source.pieces import SourcePartition

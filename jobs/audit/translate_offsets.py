@@ -18,8 +18,8 @@ import pyarrow as pa
 from lastkey.jobs.audit.answers import Request, ask, commit, parts_by_unit
 from lastkey.jobs.audit.audit import MOST, R
 from lastkey.jobs.audit.pairs import PairAudit, first_unread, unread
-from lastkey.jobs.command.audit_options import AuditFailoverOptions
 from lastkey.jobs.command.reporting import counted
+from lastkey.jobs.command.store_options import AuditFailoverOptions
 from lastkey.jobs.spark.workers import Runner
 from lastkey.jobs.store.paths import AUDIT_PAIRS, table_folder
 from lastkey.jobs.topics import Key

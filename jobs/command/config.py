@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from lastkey.jobs.command.declare import Value, ValueKind, declared, declared_values, setting
-from lastkey.jobs.command.kinds import ENGINE, FLAG, TEXT, Engine, Location, choice, number, real, several
+from lastkey.jobs.command.kinds import ENGINE, FLAG, TEXT, Engine, Location, check_each, choice, number, real
 from lastkey.jobs.command.parse import MAX_LONG, check_location, nearest, read_given
 from lastkey.jobs.errors import BAD_NOW, BAD_SETTING, CONFIG_FILE, UNKNOWN_SETTING, UsageError
 from lastkey.jobs.topics import matches
@@ -459,10 +459,9 @@ def _overrides(option: Value[Any, Any], value: object) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         given, typed = dict(value), False
     else:
-        found = several(() if value is None else value, lambda: option.wrong_type("NAME=VALUE, or several", value))
         given, typed = {}, True
-        for text in found:
-            name, equals, word = TEXT.check(option, text).partition("=")
+        for text in check_each(option, () if value is None else value, TEXT.check, "NAME=VALUE"):
+            name, equals, word = text.partition("=")
             if not equals or name in given:
                 raise option.wrong(f"one value of {name}" if equals else "NAME=VALUE", repr(text))
             given[name] = word

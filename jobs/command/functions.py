@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 from lastkey.jobs.command.declare import Value, declared_values
 from lastkey.jobs.command.failures import raises_job_errors
 from lastkey.jobs.command.option_groups import JobOptions, Printing
-from lastkey.jobs.command.progress import Bar, Silent
+from lastkey.jobs.command.progress import Bar, Progress, Silent
 from lastkey.jobs.command.stopping import at_once
 
 P = ParamSpec("P")
@@ -54,6 +55,15 @@ def imported(job: str) -> Any:
     """Import a job's module. In the command line's process Ctrl-C then ends the process."""
     with at_once():
         return importlib.import_module(JOBS[job])
+
+
+def run_job(job: str, options: JobOptions, progress: Progress) -> Any:
+    """Return the report of a job, with the seconds that it took in all."""
+    module, began = imported(job), time.perf_counter()
+    report = module.run(options, progress)
+    if "total" not in report.seconds:
+        report.seconds["total"] = time.perf_counter() - began
+    return report
 
 
 @dataclass(frozen=True)
@@ -94,9 +104,9 @@ def command(options: Callable[P, JobOptions], *printing: type) -> Callable[[Call
             asked = options(*args, **given)
             asked.validate()
             if not isinstance(asked.progress, bool):
-                return cast("R", imported(kind.job).run(asked, asked.progress))
+                return cast("R", run_job(kind.job, asked, asked.progress))
             with closing(Bar() if asked.progress else Silent()) as shown:
-                return cast("R", imported(kind.job).run(asked, shown))
+                return cast("R", run_job(kind.job, asked, shown))
 
         doc = inspect.cleandoc(stub.__doc__ or "")
         run.__name__, run.__qualname__, run.__module__ = stub.__name__, stub.__name__, stub.__module__

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
@@ -15,7 +14,6 @@ from lastkey.jobs.command.declare import Value, ValueKind
 from lastkey.jobs.command.parse import (
     check_location,
     check_text,
-    parse_counts,
     parse_duration,
     parse_globs,
     parse_key,
@@ -42,6 +40,9 @@ MaybePlace = Value[Location | None, str | None]
 MaybeNumber = Value[int | None, int | None]
 Text = Value[str, str]
 MaybeText = Value[str | None, str | None]
+Places = Value[Location | Iterable[Location] | None, tuple[str, ...]]
+TopicCount = tuple[str, int]
+Texts = Value[Globs | None, tuple[str, ...]]
 
 
 def maybe(kind: ValueKind[Given, Held]) -> ValueKind[Given | None, Held | None]:
@@ -147,22 +148,16 @@ class _NotGiven(tuple[Any, ...]):
 NOT_GIVEN: Final = _NotGiven()
 
 
-def several(value: object, wrong: Callable[[], Exception]) -> tuple[Any, ...]:
-    """Return one text or path, or several values, as a tuple."""
-    if isinstance(value, str | os.PathLike):
-        return (value,)
-    if not isinstance(value, Iterable) or isinstance(value, bytes):
-        raise wrong()
-    return tuple(value)
-
-
-def _several_texts(option: Value[Any, Any], value: object, what: str) -> tuple[str, ...]:
-    """Return one text, or several, as a tuple. Raise TypeError for anything else."""
-    wrong = partial(option.wrong_type, f"{what}, or several of them", value)
-    values = several(value, wrong)
-    if not all(isinstance(text, str) for text in values):
-        raise wrong()
-    return values
+def check_each(
+    option: Value[Any, Any], value: object, check: Callable[[Value[Any, Any], object], Held], what: str
+) -> tuple[Held, ...]:
+    """Return one value, or several, each checked, as a tuple. what: noun for messages."""
+    is_several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
+    values: Iterable[object] = value if is_several else (value,)  # type: ignore[assignment]  # mypy forgets the check
+    try:
+        return tuple(check(option, each) for each in values)
+    except TypeError:
+        raise option.wrong_type(f"{what}, or several of them", value) from None
 
 
 def _not_empty(option: Value[Any, Any], values: tuple[Some, ...], what: str) -> tuple[Some, ...]:
@@ -172,29 +167,25 @@ def _not_empty(option: Value[Any, Any], values: tuple[Some, ...], what: str) -> 
     return values
 
 
+def repeated(
+    kind: ValueKind[Given, Held], what: str, *, least: str = ""
+) -> ValueKind[Given | Iterable[Given] | None, tuple[Held, ...]]:
+    """Return the kind of one value of a kind, or several. what: noun for messages; least: noun if an empty list is
+    refused; else it changes nothing.
+    """
+
+    def check(option: Value[Any, Any], value: object) -> tuple[Held, ...]:
+        if value is None or isinstance(value, _NotGiven):
+            return NOT_GIVEN
+        found = check_each(option, value, kind.check, what)
+        return _not_empty(option, found, least) if least else found
+
+    return replace(kind, check=check, repeats=True)  # type: ignore[arg-type, return-value]  # of other types
+
+
 def texts(what: str = "text", *, adds: bool = False, metavar: str = "TEXT") -> ValueKind[Globs | None, tuple[str, ...]]:
     """Return the kind of one text, or several. adds: an empty list changes nothing; else it is refused."""
-
-    def check(option: Value[Any, Any], value: object) -> tuple[str, ...]:
-        if value is None or isinstance(value, _NotGiven):
-            return NOT_GIVEN
-        found = tuple(_text(option, text) for text in _several_texts(option, value, what))
-        return found if adds else _not_empty(option, found, "value")
-
-    return ValueKind(check, metavar, repeats=True)
-
-
-def numbers(least: int, most: int) -> ValueKind[int | Iterable[int] | None, tuple[int, ...]]:
-    """Return the kind of one whole number or several. An empty list counts as not given."""
-    number_kind = number(least, most)
-
-    def check(option: Value[Any, Any], value: object) -> tuple[int, ...]:
-        if value is None or isinstance(value, _NotGiven):
-            return NOT_GIVEN
-        found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
-        return tuple(number_kind.check(option, each) for each in found)
-
-    return ValueKind(check, number_kind.metavar, number_kind.allowed, number_kind.from_text, repeats=True)
+    return repeated(ValueKind(_text, metavar), what, least="" if adds else "value")
 
 
 def span(parse: Callable[[str], int]) -> ValueKind[str | None, tuple[int | None, int | None]]:
@@ -210,34 +201,20 @@ def span(parse: Callable[[str], int]) -> ValueKind[str | None, tuple[int | None,
     return ValueKind(check, "FROM..TO")
 
 
-def _keys(option: Value[Any, Any], value: object) -> tuple[str, ...]:
-    """Check keys of records, which may look like anything, also like a URI with credentials."""
-    if value is None:
-        return ()
-    found = _several_texts(option, value, "keys as text")
-    check_text(found)
-    return found
-
-
-def _key(option: Value[Any, Any], value: object) -> bytes | None:
-    if value is None or isinstance(value, bytes):
-        return value
+def _key_text(option: Value[Any, Any], value: object) -> str:
+    """Check the key of a record, which may look like anything, also like a URI with credentials."""
     if not isinstance(value, str):
         raise option.wrong_type("text", value)
     check_text([value])
-    return parse_key(value)
+    return value
 
 
-def _files(option: Value[Any, Any], value: object) -> tuple[str, ...]:
-    if value is None or isinstance(value, _NotGiven):
-        return NOT_GIVEN
-    found = several(value, lambda: option.wrong_type("a path, or several of them", value))
-    return tuple(check_location(option.name, file) for file in _not_empty(option, found, "file"))
+def _key(option: Value[Any, Any], value: object) -> bytes | None:
+    return value if value is None or isinstance(value, bytes) else parse_key(_key_text(option, value))
 
 
 def _globs(option: Value[Any, Any], value: object) -> tuple[str, ...]:
-    found = _several_texts(option, value, "globs of topics as text")
-    return parse_globs(option.flag, [_text(option, text) for text in found])
+    return parse_globs(option.flag, check_each(option, value, _text, "globs of topics as text"))
 
 
 def _include(option: Value[Any, Any], value: object) -> TopicFilter:
@@ -250,8 +227,8 @@ def _include(option: Value[Any, Any], value: object) -> TopicFilter:
 
 
 def _folders(option: Value[Any, Any], value: object) -> tuple[str, ...]:
-    texts = _several_texts(option, value, "kinds of folders as text")
-    kinds = [kind.strip() for text in texts for kind in _text(option, text).split(",")]
+    texts = check_each(option, value, _text, "kinds of folders as text")
+    kinds = [kind.strip() for text in texts for kind in text.split(",")]
     if wrong := [kind for kind in kinds if kind not in FOLDER_KINDS]:
         raise option.wrong(f"{', '.join(FOLDER_KINDS)}, or several with commas", repr(wrong[0]))
     return tuple(dict.fromkeys(kinds))
@@ -339,13 +316,18 @@ def _side(option: Value[Any, Any], value: object) -> AuditSource:
     return value if isinstance(value, AuditSource) else audit_side(check_location(option.name, value))
 
 
-def _counts(option: Value[Any, Any], value: object) -> tuple[tuple[str, int], ...]:
-    if value is None:
-        return ()
-    counts = several(value, lambda: option.wrong_type("TOPIC=N, or several of them", value))
-    if all(isinstance(one, tuple) for one in counts):  # checked before
-        return counts
-    return parse_counts(option.flag, [_text(option, text) for text in counts])
+def _count(option: Value[Any, Any], value: object) -> TopicCount:
+    if isinstance(value, tuple):  # checked before
+        return value
+    text = _text(option, value)
+    topic, _, n = text.rpartition("=")
+    if not topic or not n.isdecimal() or int(n) < 1:
+        raise option.wrong("TOPIC=N, with N from 1 on", repr(text))
+    return topic, int(n)
+
+
+def _place(metavar: str, completes: Literal["file", "dir"] = "dir") -> ValueKind[Location, str]:
+    return ValueKind(_location, metavar, completes=completes)
 
 
 _WHOLE: Final = number()
@@ -353,22 +335,13 @@ Engine = Literal["default", "spark", "threads", "auto"]  # default: of each comm
 ENGINE: Final[ValueKind[Engine, Engine]] = choice(get_args(Engine))
 FLAG: Final[ValueKind[bool, bool]] = ValueKind(_flag, "", _SWITCH, _parse_switch, is_flag=True)
 TEXT: Final[ValueKind[str, str]] = ValueKind(_text, "TEXT", "text")
-URI: Final[ValueKind[Location, str]] = ValueKind(_location, "URI", completes="dir")
-ARCHIVE: Final[ValueKind[Location, str]] = ValueKind(_location, "ARCHIVE", completes="dir")
-STORE: Final[ValueKind[Location, str]] = ValueKind(_location, "STORE", completes="dir")
-DIR: Final[ValueKind[Location, str]] = ValueKind(_location, "DIR", completes="dir")
-FILE: Final[ValueKind[Location, str]] = ValueKind(_location, "FILE", completes="file")
+URI, ARCHIVE, STORE, DIR = map(_place, ("URI", "ARCHIVE", "STORE", "DIR"))
+FILE: Final = _place("FILE", "file")
+ARCHIVES: Final = repeated(ARCHIVE, "a path", least="file")
+STORES: Final = repeated(STORE, "a path", least="file")
+FILES: Final = repeated(FILE, "a path", least="file")
 KEY: Final[ValueKind[str | bytes | None, bytes | None]] = ValueKind(_key, "KEY")
-KEYS: Final[ValueKind[Globs | None, tuple[str, ...]]] = ValueKind(_keys, "KEY", repeats=True)
-ARCHIVES: Final[ValueKind[Location | Iterable[Location], tuple[str, ...]]] = ValueKind(
-    _files, "ARCHIVE", completes="dir", repeats=True
-)
-STORES: Final[ValueKind[Location | Iterable[Location] | None, tuple[str, ...]]] = ValueKind(
-    _files, "STORE", completes="dir", repeats=True
-)
-FILES: Final[ValueKind[Location | Iterable[Location] | None, tuple[str, ...]]] = ValueKind(
-    _files, "FILE", completes="file", repeats=True
-)
+KEYS: Final[ValueKind[Globs | None, tuple[str, ...]]] = repeated(ValueKind(_key_text, "KEY"), "keys as text")
 FOLDERS: Final[ValueKind[Globs, tuple[str, ...]]] = ValueKind(
     _folders, "KIND", ", ".join(FOLDER_KINDS), choices=(), repeats=True
 )
@@ -382,8 +355,6 @@ PROGRESS: Final[ValueKind[Progress | bool, Progress | bool]] = ValueKind(_progre
 PARTITIONS: Final[ValueKind[str | Iterable[int | range], tuple[range, ...]]] = ValueKind(_partitions, "N,N-M")
 DURATION: Final[ValueKind[str | float, float]] = ValueKind(_duration, "DURATION")
 SIDE: Final[ValueKind[Location | AuditSource, AuditSource]] = ValueKind(_side, completes="dir")
-COUNTS: Final[ValueKind[Globs | tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...]]] = ValueKind(
-    _counts, "TOPIC=N", repeats=True
-)
+COUNTS: Final = repeated(ValueKind[str | TopicCount, TopicCount](_count, "TOPIC=N"), "TOPIC=N")
 TIME: Final[ValueKind[int | str, int]] = ValueKind(_time, "TIME")
 NOW: Final[ValueKind[int | None, int]] = ValueKind(_now, "EPOCH_MS", from_text=_WHOLE.from_text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal, get_args
 
@@ -35,10 +35,10 @@ from lastkey.jobs.command.kinds import (
     Engine,
     Flag,
     Globs,
-    Location,
     MaybeNumber,
     MaybePlace,
     MaybeText,
+    Places,
     choice,
     maybe,
     number,
@@ -77,7 +77,6 @@ _DECODERS: Final = (
     "`schema_guid`, `payload`. Default: `string`; of `export` to other formats than `ndjson`: bytes"
 )
 _FROM_NOTE: Final = "A name or glob a line; `#` begins a comment, empty lines do not count. May be repeated"
-_ENGINE_NOTE: Final = "See [Spark or threads](/reference/command-line.md#spark-or-threads)"
 
 
 @declared
@@ -115,7 +114,7 @@ class TopicOptions(JobOptions):
         common=True,
         note="Wins over `--topics` and `--topics-from`",
     )
-    topics_from: Value[Location | Iterable[Location] | None, tuple[str, ...]] = option(
+    topics_from: Places = option(
         FILES, "Take the topics that this file names too, a GLOB a line.", default=None, common=True, note=_FROM_NOTE
     )
     config: Value[Settings | None, Config] = option(
@@ -144,32 +143,30 @@ class TopicOptions(JobOptions):
         super().__post_init__()
 
 
-@declared
-class WithEngine(TopicOptions):
-    """Option of jobs that Spark does by default."""
-
-    engine: Value[Engine | None, Engine | None] = option(
+def _engine(shown: str) -> Value[Engine | None, Engine | None]:
+    """Declare the option of jobs whose default engine is this one."""
+    return option(
         maybe(ENGINE),
         "Execution engine: Spark, or threads of one process.",
         default=None,
         group="Engine",
-        shown="spark",
-        note=_ENGINE_NOTE,
+        shown=shown,
+        note="See [Spark or threads](/reference/command-line.md#spark-or-threads)",
     )
+
+
+@declared
+class WithEngine(TopicOptions):
+    """Option of jobs that Spark does by default."""
+
+    engine: Value[Engine | None, Engine | None] = _engine("spark")
 
 
 @declared
 class WithAutoEngine(WithEngine):
     """Option of jobs that threads do by default, unless the master is a cluster or there are many bytes to read."""
 
-    engine: Value[Engine | None, Engine | None] = option(
-        maybe(ENGINE),
-        "Execution engine: Spark, or threads of one process.",
-        default=None,
-        group="Engine",
-        shown="auto",
-        note=_ENGINE_NOTE,
-    )
+    engine: Value[Engine | None, Engine | None] = _engine("auto")
 
 
 @declared

@@ -20,11 +20,11 @@ from lastkey.jobs.command.kinds import (
     TEXT,
     Flag,
     Globs,
-    Location,
     MaybeNumber,
     MaybePlace,
     MaybeText,
     Place,
+    Places,
     choice,
     maybe,
     number,
@@ -178,7 +178,7 @@ class PoliciesOptions(WithCluster):
 
     job: ClassVar[str] = "policies"
 
-    sources: Value[Location | Iterable[Location] | None, tuple[str, ...]] = argument(
+    sources: Places = argument(
         FILES,
         "kafka-configs' output, server.properties, or __cluster_metadata.",
         default=None,
@@ -228,9 +228,7 @@ class MergeOptions(WithFolders, WithEngine):
 
     job: ClassVar[str] = "merge"
 
-    archives: Value[Location | Iterable[Location], tuple[str, ...]] = argument(
-        ARCHIVES, "Log directories, or folders of them: a copy each; only read.", kw_only=False
-    )
+    archives: Places = argument(ARCHIVES, "Log directories, or folders of them: a copy each; only read.", kw_only=False)
     output: Place = option(DIR, "A new or empty folder, which becomes a log directory.", kw_only=False, group="Output")
     layout: Value[CopyLayout, CopyLayout] = option(
         choice(get_args(CopyLayout)),

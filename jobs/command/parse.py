@@ -155,17 +155,12 @@ def check_location(name: str, value: object) -> str:
     """
     location = os.fspath(value) if isinstance(value, str | os.PathLike) else value
     if not isinstance(location, str):
-        raise wrong_type(name, "a path or URI", value)
+        raise TypeError(f"{name}: expected a path or URI, found {value!r}")
     refuse_secrets(location)
     check_text([location])
     if "\0" in location:  # no command line can contain it
         raise UsageError(message=f"{name}: expected a path without NUL, found {location!r}")
     return location
-
-
-def wrong_type(name: str, expected: str, found: object) -> TypeError:
-    """Return the error for an argument whose type a function of the Python API does not take."""
-    return TypeError(f"{name}: expected {expected}, found {found!r}")
 
 
 def parse_key(text: str) -> bytes:
@@ -239,17 +234,6 @@ def unmatched_tables(globs: Iterable[str], known_topics: Iterable[str], settings
         f'{settings}: [topics."{glob}"] matches no topic of the archive; {nearest(glob, topics)}'
         for glob in (unmatched(globs, topics) if topics else ())
     ]
-
-
-def parse_counts(option: str, given: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Parse TOPIC=N, each a topic and a number above 0. Raise UsageError for anything else."""
-    counts = []
-    for text in given:
-        topic, _, number = text.rpartition("=")
-        if not topic or not number.isdecimal() or int(number) < 1:
-            raise UsageError(message=f"{option}: expected TOPIC=N, with N from 1 on, found {text!r}")
-        counts.append((topic, int(number)))
-    return tuple(counts)
 
 
 _KEY: Final = re.compile(r"((?:\\.|[^\\=:\s])+)[ \t\f]*(?:[=:][ \t\f]*)?(.*)", re.DOTALL)

@@ -18,17 +18,17 @@ from lastkey.jobs.command.kinds import (
     STORES,
     TEXT,
     Flag,
-    Globs,
-    Location,
     MaybeNumber,
     MaybePlace,
     MaybeText,
     Place,
+    Places,
     Text,
+    Texts,
     choice,
     maybe,
     number,
-    numbers,
+    repeated,
     span,
     texts,
 )
@@ -88,7 +88,7 @@ class ReplayOptions(SourceOptions, WithCluster, WithAutoEngine):
     job: ClassVar[str] = "replay"
 
     bootstrap_server: Text = option(TEXT, "The cluster to write to.", metavar="HOST:PORT")
-    renames: Value[Globs | None, tuple[str, ...]] = option(
+    renames: Texts = option(
         texts("REGEX=REPLACEMENT", adds=True, metavar="REGEX=REPLACEMENT"),
         "Names of topics there; repeatable.",
         flag="--rename",
@@ -125,9 +125,7 @@ class InspectOptions(WithDecoders, WithAutoEngine):
 
     job: ClassVar[str] = "inspect"
 
-    paths: Value[Location | Iterable[Location] | None, tuple[str, ...]] = argument(
-        FILES, "Files and folders.", default=None, kw_only=False, metavar="PATH"
-    )
+    paths: Places = argument(FILES, "Files and folders.", default=None, kw_only=False, metavar="PATH")
     parts: Value[InspectedParts | None, InspectedParts | None] = option(
         maybe(choice(get_args(InspectedParts))),
         "Print records too, with keys and values, only these, or wrong index entries.",
@@ -195,16 +193,16 @@ class LookupOptions(WithFolders, WithAutoEngine):
     generation: MaybeNumber = option(
         maybe(number(1)), "With --store: this generation.", default=None, shown="the current one"
     )
-    partitions: Value[Globs | None, tuple[str, ...]] = option(
+    partitions: Texts = option(
         texts("TOPIC-N", metavar="TOPIC-N"), "Search only this partition; repeatable.", flag="--partition", default=None
     )
     offsets: Value[int | Iterable[int] | None, tuple[int, ...]] = option(
-        numbers(-MAX_LONG, MAX_LONG),
+        repeated(number(-MAX_LONG, MAX_LONG), "numbers"),
         "Show where a fetch from here begins; repeatable.",
         flag="--offset",
         default=None,
     )
-    times: Value[Globs | None, tuple[str, ...]] = option(
+    times: Texts = option(
         texts("TIME", adds=True, metavar="TIME"),
         "Show the first record from then on: ms since 1970, ISO 8601, earliest, latest, max-timestamp; repeatable.",
         flag="--time",
@@ -281,9 +279,7 @@ class ReportOptions(WithPlan, WithFolders, WithHiddenKeys, WithAutoEngine):
 
     job: ClassVar[str] = "report"
 
-    archives: Value[Location | Iterable[Location], tuple[str, ...]] = argument(
-        ARCHIVES, "Log directories, or folders of them.", kw_only=False
-    )
+    archives: Places = argument(ARCHIVES, "Log directories, or folders of them.", kw_only=False)
     output: Place = option(
         FILE,
         "Write the page to this file; it needs no other.",
@@ -291,7 +287,7 @@ class ReportOptions(WithPlan, WithFolders, WithHiddenKeys, WithAutoEngine):
         group="Output",
         note="Outside archive and store. Replaces an existing page once the new one is complete",
     )
-    stores: Value[Location | Iterable[Location] | None, tuple[str, ...]] = option(
+    stores: Places = option(
         STORES,
         "Show its generations, and its history; repeatable.",
         flag="--store",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from lastkey.jobs.command.reporting import Work
@@ -58,18 +58,25 @@ def without_effect(names: Sequence[str], work: Work | None) -> list[str]:
     return [f"{', '.join(dict.fromkeys(left))}: no effect, because {why}"] if left else []
 
 
-def named(arguments: Sequence[str], in_files: Mapping[str, str]) -> list[str]:
+def words(arguments: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each option; a switch has no value, and that of --conf begins with a setting's name."""
+    rest = iter(arguments)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if word not in SWITCHES and not equals:
+            value = next(rest, "")
+        yield "--conf" if name == "-c" else name, value
+
+
+def named(arguments: Iterable[str], in_files: Mapping[str, str]) -> list[str]:
     """Return the names of options, with a setting's after `--conf`, but no values: one may be a secret.
 
     in_files: setting from a file -> suffix of its name in the result. These names replace --properties-file.
     """
-    typed: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if word not in SWITCHES and not equals:
-            value = next(words, "")
-        typed.append(f"--conf {value.partition('=')[0].strip()}" if name in ("--conf", "-c") else name)
-    if any(ending != IN_DEFAULTS for ending in in_files.values()):
-        typed = [name for name in typed if name != "--properties-file"]
+    is_replaced = any(ending != IN_DEFAULTS for ending in in_files.values())
+    typed = [
+        f"--conf {value.partition('=')[0].strip()}" if name == "--conf" else name
+        for name, value in words(arguments)
+        if not (is_replaced and name == "--properties-file")
+    ]
     return typed + [key + ending for key, ending in in_files.items()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,8 @@ from pyarrow import fs as pafs
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.errors import NOT_EMPTY, JobError, UsageError
 from lastkey.jobs.store.folders import check_not_inside
-from lastkey.udfs.storage import Root, is_link, occupied_by, open_file, open_root
+from lastkey.logformat.errors import is_full
+from lastkey.udfs.storage import Root, is_link, normal_uri, occupied_by, open_file, open_root, write_file
 
 _HEAD_BYTES: Final = 256 << 10
 _PLAN_LINE: Final = re.compile(rb'"?[^",\n]+"?,\d+,\d+\r?\n?')
@@ -37,9 +39,9 @@ class Kind:
     is_ours: Callable[[bytes], bool]  # true for the first bytes of a file of this kind
 
 
-METRICS: Final = Kind("metrics of Lastkey", lambda head: head.startswith(b"# TYPE lastkey_"))  # openmetrics.py
+METRICS: Final = Kind("metrics of Lastkey", lambda head: head.startswith(b"# TYPE lastkey_"))  # ending.py
 PAGE: Final = Kind("a page of Lastkey", lambda head: b'<p class="muted">Lastkey, ' in head)  # report/templates
-POLICIES: Final = Kind("policies of Lastkey", lambda head: head.startswith(b"# Policies of "))  # policies/toml_text.py
+POLICIES: Final = Kind("policies of Lastkey", lambda head: head.startswith(b"# Policies of "))  # cluster_configs.py
 NEW: Final = Kind("an empty file", lambda _: False)  # a proof is never replaced
 PLAN: Final = Kind("offsets of kafka-consumer-groups", lambda head: _PLAN_LINE.match(head) is not None)
 PACK: Final = Kind("a pack of Lastkey", lambda head: _unpacked(head).startswith(b"bin/python\0"))
@@ -127,3 +129,55 @@ def whole_file(path: Path, kind: Kind | None = None, option: str = "", mode: int
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def checked_output(
+    asked: str,
+    archives: Iterable[str | None],
+    stores: Iterable[str | None],
+    kind: Kind = PAGE,
+) -> str:
+    """Return the URI of the page. Raise UsageError, before anything is read, if the page cannot be written there, or
+    may not (`check_file`).
+    """
+    output = normal_uri(asked)
+    root = open_root(output.rpartition("/")[0] or "/")
+    is_folder = root.filesystem.get_file_info(root.full(output.rpartition("/")[2])).type.name == "Directory"
+    if is_folder or asked.endswith("/"):
+        raise UsageError(message=f"--output: expected a file to write to, found the folder {output}")
+    check_file("--output", output, kind, archives, stores)
+    if root.is_local:
+        folder = Path(output)
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        if not os.access(folder, os.W_OK) or (str(folder) != output and not folder.is_dir()):
+            raise _unwritable(output, f"that {folder} is not {'a folder' if folder.is_file() else 'writable'}")
+    return output
+
+
+def _unwritable(output: str, found: str) -> UsageError:
+    return UsageError(message=f"--output {output}: expected a file that can be written, found {found}")
+
+
+def write_page(output: str, page: bytes, kind: Kind = PAGE) -> None:
+    """Write the whole page or none of it: on a disk under another name first, so that an old page stays until then.
+    Raise UsageError if the name belongs to something else by then.
+    """
+    root = open_root(os.path.dirname(output) or "/")  # noqa: PTH120 - a URI too
+    path = Path(output)
+    try:
+        if not root.is_local:
+            write_file(root, output.rpartition("/")[2], page)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.new")
+        try:
+            write_file(open_root(str(path.parent)), new.name, page)
+            check_file("--output", output, kind)  # again: a run takes a while
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        if is_full(error):
+            raise
+        raise _unwritable(output, str(error).split(" Detail:")[0]) from error

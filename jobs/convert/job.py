@@ -147,7 +147,6 @@ def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
         error.add_note("run it again to continue with what is there")
         raise
     report.other_problems.sort(key=lambda problem: (problem.path, problem.position))
-    report.seconds["total"] = time.perf_counter() - started
     return report
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition, list_archive, list_folder
-from lastkey.jobs.data_source.read_options import Selection
+from lastkey.jobs.data_source.options import Selection
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION, PlaceError

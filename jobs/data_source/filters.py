@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from lastkey.jobs.data_source.read_options import Pushed, ReadOptions
+from lastkey.jobs.data_source.options import Pushed, ReadOptions
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EQUAL: Final = (EqualTo, EqualNullSafe)
@@ -57,23 +57,17 @@ def _values(condition: Filter, kind: type) -> frozenset[Any] | None:
     return frozenset(values) if all(isinstance(value, kind) for value in values) else None
 
 
-def _common(before: frozenset[Any] | None, values: frozenset[Any]) -> frozenset[Any]:
-    return values if before is None else before & values
+def _equal(limit: str, kind: type) -> Narrow:
+    """Return how an equality narrows the limit of this name, a set of values of a kind."""
 
+    def narrowed(pushed: Pushed, condition: Filter) -> Pushed | None:
+        found, before = _values(condition, kind), getattr(pushed, limit)
+        if found is None:
+            return None
+        limits: dict[str, Any] = {limit: found if before is None else before & found}
+        return replace(pushed, **limits)
 
-def _topic(pushed: Pushed, condition: Filter) -> Pushed | None:
-    found = _values(condition, str)
-    return None if found is None else replace(pushed, topics=_common(pushed.topics, found))
-
-
-def _partition(pushed: Pushed, condition: Filter) -> Pushed | None:
-    found = _values(condition, int)
-    return None if found is None else replace(pushed, partitions=_common(pushed.partitions, found))
-
-
-def _key(pushed: Pushed, condition: Filter) -> Pushed | None:
-    found = _values(condition, bytes)
-    return None if found is None else replace(pushed, keys=_common(pushed.keys, found))
+    return narrowed
 
 
 def _range(condition: Filter, scale: Callable[[Any], int | None]) -> tuple[int | None, int | None] | None:
@@ -132,11 +126,14 @@ def _times(scale: Callable[[Any], int | None]) -> Narrow:
     return narrowed
 
 
-_OF_PARTITIONS: Final[Mapping[str, Narrow]] = {"topic": _topic, "partition": _partition}
+_OF_PARTITIONS: Final[Mapping[str, Narrow]] = {
+    "topic": _equal("topics", str),
+    "partition": _equal("partitions", int),
+}
 _OF_RECORDS: Final[Mapping[str, Narrow]] = {
     **_OF_PARTITIONS,
     "offset": _offset,
-    "key": _key,
+    "key": _equal("keys", bytes),
     "timestamp": _times(_moment),
     "timestamp_ms": _times(_number),
 }

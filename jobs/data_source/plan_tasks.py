@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from lastkey.jobs.command.option_groups import SourceOptions
 from lastkey.jobs.data_source.files import find_partitions
-from lastkey.jobs.data_source.read_options import ReadOptions
+from lastkey.jobs.data_source.options import ReadOptions, Selection
 from lastkey.jobs.errors import UsageError
+from lastkey.jobs.topics import without_kafkas_own
 from lastkey.udfs.data_source.find_pieces import OutOfRangeError, find_pieces
 from lastkey.udfs.data_source.index_entries import index_pieces
 from lastkey.udfs.data_source.pieces import EARLIEST, Piece, Range, SourcePartition, Task, pack
@@ -25,6 +27,14 @@ def source_partitions(options: ReadOptions, *, may_be_none: bool = False) -> lis
 
         return generation_partitions(options)
     return find_partitions(options.paths, options.selection, may_be_none=may_be_none)
+
+
+def partitions_of_command(options: SourceOptions) -> list[SourcePartition]:
+    """Return the partitions that the options of a command name, by topic and number."""
+    paths = () if options.archive_place is None else (options.archive_place,)
+    selection = Selection(topics=without_kafkas_own(options.topics))
+    store, generation = options.store, options.generation
+    return source_partitions(ReadOptions("kafka_log", paths, store, generation, selection))
 
 
 def plan(options: ReadOptions) -> list[Task]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from lastkey.jobs.data_source.read_options import ReadOptions
+from lastkey.jobs.data_source.options import ReadOptions
 from lastkey.udfs.data_source.pieces import listed_logs, logs_behind
 from lastkey.udfs.segments import ListedLog
 

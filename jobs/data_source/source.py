@@ -28,9 +28,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lastkey.jobs.command.parse import nearest
-from lastkey.jobs.data_source.options import parse
+from lastkey.jobs.data_source.options import ReadOptions, Source, parse
 from lastkey.jobs.data_source.read import read_task
-from lastkey.jobs.data_source.read_options import ReadOptions, Source
 from lastkey.jobs.errors import UnknownNameError, UsageError
 from lastkey.logformat.schemas import BATCHES, INDEX, PATH, PROBLEM, RECORDS, SPARK_COLUMNS
 

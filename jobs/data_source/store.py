@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lastkey.jobs.data_source.read_options import ReadOptions
+from lastkey.jobs.data_source.options import ReadOptions
 from lastkey.jobs.errors import NO_GENERATION, UsageError
 from lastkey.jobs.store.generations import (
     file_names,

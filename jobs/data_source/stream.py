@@ -23,9 +23,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from lastkey.jobs.data_source.options import ReadOptions
 from lastkey.jobs.data_source.plan_tasks import each, make_range, source_partitions
 from lastkey.jobs.data_source.read import read_task
-from lastkey.jobs.data_source.read_options import ReadOptions
 from lastkey.jobs.errors import DATA_LOSS, DataError, UsageError
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import LogFormatError, stopped

@@ -7,7 +7,6 @@ named in the report, with exit code 3. `--latest` is another job (jobs.export.la
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,11 +17,10 @@ from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import counted
-from lastkey.jobs.data_source.plan_tasks import each
+from lastkey.jobs.data_source.plan_tasks import each, partitions_of_command
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.export.output import MARK, ExportFolder, taken
-from lastkey.jobs.export.partitions import ends_of_partition, listed, open_notes
-from lastkey.jobs.export.report import ExportedTopic, ExportReport
+from lastkey.jobs.export.report import ExportedTopic, ExportReport, ends_of_partition, open_notes
 from lastkey.jobs.spark.engine import chosen_engine, spark_workers, workers
 from lastkey.jobs.store.commit_file import DataFile
 from lastkey.jobs.store.delta import create_table
@@ -43,7 +41,6 @@ _ONE_TO_ONE: Final = ("string", "json", "boolean", "short", "int", "long", "hex"
 
 def run(options: ExportOptions, progress: Progress) -> ExportReport:
     """Export the records of every topic that the options name."""
-    began = time.monotonic()
     decoders = choose_decoders(options)
     check_latest(options)
     origin: Origin | None = None
@@ -52,7 +49,7 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
 
         partitions, origin = listed_for_latest(options)
     else:
-        partitions = listed(options)
+        partitions = partitions_of_command(options)
     root = open_root(normal_uri(options.output))
     check_output(root.uri, options, partitions)
     report = ExportReport(root.uri, options.format, options.latest)
@@ -64,7 +61,6 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
             _export(options, decoders, by_topic, output, report, progress)
         else:
             _update(options, decoders, by_topic, origin, output, report, progress)
-    report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
 

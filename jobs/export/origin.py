@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.archive.listing import listed as archive_of
+from lastkey.jobs.archive.listing import listed
 from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import count, counted
-from lastkey.jobs.export.partitions import listed
+from lastkey.jobs.data_source.plan_tasks import partitions_of_command
 from lastkey.jobs.store.generations import list_each, open_store
 from lastkey.jobs.store.latest import read_table
 from lastkey.jobs.store.rows import Commit, RunRow
@@ -69,13 +69,13 @@ class Origin:
 def listed_for_latest(options: ExportOptions) -> tuple[list[SourcePartition], Origin]:
     """Return the partitions that the options name, and where they come from."""
     if options.store is None:
-        archive = archive_of(normal_uri(options.archive_place or ""), options.topics)
+        archive = listed(normal_uri(options.archive_place or ""), options.topics)
         found = archive.partitions.items()
         logs, cleaned = {key: one.topic_id for key, one in found}, {key: one.cleaner_checkpoint for key, one in found}
-        return listed(options), Origin(archive.root.uri, logs, cleaned)
+        return partitions_of_command(options), Origin(archive.root.uri, logs, cleaned)
     state = open_store(options.store)
     while True:
-        version, partitions = state.version(), listed(options)
+        version, partitions = state.version(), partitions_of_command(options)
         current = state.checkpoints()
         if version == state.version():  # no run has committed meanwhile
             break

@@ -60,7 +60,6 @@ class TableReport(JobReport):
 
 def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport, progress: Progress) -> TableReport:
     """Answer every query of the table. `listed`: the report with the notes and problems of planning."""
-    started = time.perf_counter()
     source, target = normal_uri(options.queries or ""), normal_uri(options.output or "")
     given = (Place("the archive", options.archive or ""), Place("the store", options.store or ""))
     archives = (Place("the archive", uri) for uri in sorted({plan.archive_uri for plan in plans}))
@@ -77,7 +76,6 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport
     name, tables = "lookup --queries", (as_hadoop_names_it(source), as_hadoop_names_it(target))
     with spark_workers(name, options, report, progress, brief=False, tables=tables) as made, made.spark(name) as spark:
         _answer_all(spark, (source, target), kinds, plans, report, progress)
-    report.seconds["total"] = time.perf_counter() - started
     return report
 
 

@@ -1,7 +1,7 @@
 """`policies`: the settings of a cluster's topics as our TOML, from files that describe it or from the cluster itself.
 
   kafka-configs' output, server.properties, KRaft's snapshots and log, a live cluster -> layers (cluster_configs.py)
-  layers -> the value that each topic has of each setting -> a table for each topic (toml_text.py)
+  layers -> the value that each topic has of each setting -> a table for each topic
 
 Each file is known by its content. The same state of a cluster gives the same tables from any source.
 """
@@ -36,11 +36,12 @@ from lastkey.jobs.policies.cluster_configs import (
     ClusterConfigs,
     Layer,
     TopicTable,
+    add_described,
+    is_described,
     not_shown,
     policies_text,
     policy,
 )
-from lastkey.jobs.policies.describe_text import add_described, is_described
 from lastkey.jobs.policies.live_cluster import add_live
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.names import is_topic
@@ -95,7 +96,6 @@ class PoliciesReport(JobReport):
 
 def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:
     """Write the policies of a cluster. Raise POLICY_SOURCES, BROKERS_DISAGREE and others; then nothing is written."""
-    began = time.monotonic()
     output = None if options.output is None else Path(options.output).absolute()
     if output is not None and output.exists() and not options.replace:
         raise OUTPUT_EXISTS(path=output)
@@ -125,7 +125,6 @@ def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:
     if output is not None:
         with whole_file(output, POLICIES, "--output") as file:
             file.write(report.text.encode())
-    report.seconds["total"] = time.monotonic() - began
     return report
 
 

@@ -7,8 +7,14 @@ from typing import Any, Final
 
 from lastkey.jobs.errors import BAD_COMMAND_CONFIG, NO_CLUSTER
 from lastkey.jobs.live_cluster import admin_client, client_settings, describe_client_error
-from lastkey.jobs.policies.cluster_configs import ClusterConfigs
-from lastkey.jobs.policies.describe_text import BROKER_LAYER, EVERY_LAYER, ConfigEntry, add_broker, add_topic
+from lastkey.jobs.policies.cluster_configs import (
+    BROKER_LAYER,
+    EVERY_LAYER,
+    ClusterConfigs,
+    ConfigEntry,
+    add_broker,
+    add_topic,
+)
 
 _SECONDS: Final = 30.0
 _TOPICS: Final = 200  # topics in one request

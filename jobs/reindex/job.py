@@ -224,7 +224,6 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
                 where = error.filename or target.output_uri or uri
                 raise OUTPUT_FULL(path=where, found=error.strerror or "disk full") from error
             raise
-    report.seconds["total"] = time.perf_counter() - started
     return report
 
 

@@ -17,6 +17,7 @@ from lastkey.jobs.command.config import Config, TopicSettings
 from lastkey.jobs.command.parse import check_topics, unmatched_tables
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.read_options import ReportOptions
+from lastkey.jobs.command.whole_file import checked_output, write_page
 from lastkey.jobs.compact.plan_inputs import (
     input_from_archive,
     input_from_generation,
@@ -24,10 +25,8 @@ from lastkey.jobs.compact.plan_inputs import (
     whole_plan,
 )
 from lastkey.jobs.errors import POLICY_CONTRADICTED, UsageError
-from lastkey.jobs.report.archive_report import ArchiveReport
+from lastkey.jobs.report.archive_report import ArchiveReport, SeveralArchives, check_distinct, match_stores, short_names
 from lastkey.jobs.report.page import render_page
-from lastkey.jobs.report.several import SeveralArchives, check_distinct, match_stores, short_names
-from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.rows import Checkpoint
@@ -54,7 +53,6 @@ class _Begun:
 
 def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
     """Profile the archives and write the page."""
-    started = time.perf_counter()
     output = checked_output(options.output, options.archives, options.stores)
     one = len(options.archives) == 1 and len(options.stores) <= 1
     report = profile_archive(options, progress) if one else profile_archives(options, progress)
@@ -62,7 +60,6 @@ def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
     report.output = output
     write_page(output, render_page(report).encode())
     report.seconds["page"] = time.perf_counter() - at
-    report.seconds["total"] = time.perf_counter() - started
     return report
 
 

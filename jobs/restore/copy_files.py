@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterable, Iterator
+from functools import reduce
 from pathlib import Path
 
 import google_crc32c
@@ -19,6 +21,25 @@ _CHUNK_BYTES = 8 << 20
 _FICLONE = 0x40049409  # ioctl of Linux: share the blocks of another file (btrfs, XFS, overlayfs above them)
 
 
+def _parts(root: Root, path: str, size: int | None = None) -> Iterator[bytes]:
+    """Yield the first `size` bytes of a file, or all that it has."""
+    with open_file(root, path) as read:
+        while data := read.read(_CHUNK_BYTES if size is None else min(size, _CHUNK_BYTES)):
+            spend(len(data))
+            yield data
+            size = None if size is None else size - len(data)
+
+
+def _copy(parts: Iterable[bytes], target: Root, to: str) -> tuple[int, int]:
+    """Write a file, and return its size and its CRC-32C."""
+    size = checksum = 0
+    with paid(target.filesystem.open_output_stream(target.full(to), compression=None)) as write:
+        for data in parts:
+            write.write(data)
+            size, checksum = size + len(data), google_crc32c.extend(checksum, data)
+    return size, checksum
+
+
 def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum: int) -> bool:
     """Copy the first `size` bytes of a `.log`, check their CRC-32C, and return whether the copy is a reflink."""
     shown = f"{source.uri}/{path}"
@@ -26,20 +47,9 @@ def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum
     if reflinked:
         checksum_read = compute_checksum(target, to, size)
     else:
-        with (
-            open_file(source, path) as read,
-            paid(target.filesystem.open_output_stream(target.full(to), compression=None)) as write,
-        ):
-            checksum_read = left = 0
-            left = size
-            while left:
-                data = read.read(min(left, _CHUNK_BYTES))
-                if not data:
-                    raise MISSING_FILE(path=shown, expected=f"{size} bytes", found=f"{size - left}")
-                checksum_read = google_crc32c.extend(checksum_read, data)
-                spend(len(data))
-                write.write(data)
-                left -= len(data)
+        n, checksum_read = _copy(_parts(source, path, size), target, to)
+        if n < size:
+            raise MISSING_FILE(path=shown, expected=f"{size} bytes", found=f"{n}")
     check_checksum(shown, size, checksum, checksum_read)
     return reflinked
 
@@ -54,16 +64,7 @@ def check_checksum(shown: str, size: int, expected: int, found: int) -> None:
 
 def copy_small(source: Root, path: str, target: Root, to: str, checksum: int | None = None) -> int:
     """Copy a whole side file, check its CRC-32C if one is known, and return its size in bytes."""
-    size = checksum_read = 0
-    with (
-        open_file(source, path) as read,
-        paid(target.filesystem.open_output_stream(target.full(to), compression=None)) as write,
-    ):
-        while data := read.read(_CHUNK_BYTES):
-            spend(len(data))
-            write.write(data)
-            size += len(data)
-            checksum_read = google_crc32c.extend(checksum_read, data)
+    size, checksum_read = _copy(_parts(source, path), target, to)
     if checksum not in (None, checksum_read):
         raise MISSING_SIDE_FILE(
             path=f"{source.uri}/{path}",
@@ -94,13 +95,4 @@ def _reflink(source: Root, path: str, target: str, size: int) -> bool:
 
 def compute_checksum(root: Root, path: str, size: int) -> int:
     """Return the CRC-32C of the first `size` bytes of a file, or of all that it has."""
-    checksum = 0
-    with open_file(root, path) as read:
-        while size:
-            data = read.read(min(size, _CHUNK_BYTES))
-            if not data:
-                break
-            checksum = google_crc32c.extend(checksum, data)
-            spend(len(data))
-            size -= len(data)
-    return int(checksum)
+    return int(reduce(google_crc32c.extend, _parts(root, path, size), 0))

@@ -12,28 +12,39 @@ else: files that another process put into the folder meanwhile stay, and the err
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from lastkey.jobs.archive.listing import Archive
-from lastkey.jobs.archive.places import Place, check_apart
-from lastkey.jobs.command.config import Config
+from lastkey.jobs.archive.places import Place, check_apart, is_same
+from lastkey.jobs.command.config import Config, TopicSettings
+from lastkey.jobs.command.functions import imported
 from lastkey.jobs.command.new_log_directory import (
     CreatedFiles,
     encode_checkpoints,
     finish_log_directory,
     new_log_directory,
 )
+from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted, size, with_io_counts
 from lastkey.jobs.command.stopping import await_result
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.command.whole_file import check_empty
-from lastkey.jobs.errors import BAD_LOG_START, OTHER_FORMAT, ConflictError
+from lastkey.jobs.errors import (
+    BAD_LOG_START,
+    NOT_CLEANED,
+    OTHER_FORMAT,
+    RUNNING_MEANWHILE,
+    ConflictError,
+    RunningError,
+    UsageError,
+)
 from lastkey.jobs.restore.choose_generations import (
     before_resets,
     check_files,
@@ -42,14 +53,13 @@ from lastkey.jobs.restore.choose_generations import (
     left_out,
     list_apart,
 )
-from lastkey.jobs.restore.clean_first import clean_first
 from lastkey.jobs.restore.copy_files import check_checksum, compute_checksum, copy_log, copy_small, finish
 from lastkey.jobs.restore.report import TRANSACTION_STATE, RestoredPartition, RestoreReport, advice
 from lastkey.jobs.restore.topic_ids import GivenTopic, is_beyond_topic, read_topic_ids
-from lastkey.jobs.store.generations import open_store
-from lastkey.jobs.store.rows import Checkpoint
+from lastkey.jobs.store.generations import current_commits, open_store
+from lastkey.jobs.store.rows import Checkpoint, RunRow
 from lastkey.jobs.store.tables import State
-from lastkey.jobs.topics import Key
+from lastkey.jobs.topics import Key, TopicFilter
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
@@ -65,6 +75,9 @@ from lastkey.udfs.last_records import segment_end
 from lastkey.udfs.problem import timed
 from lastkey.udfs.segments import cleaner_checkpoint, side_checksums
 from lastkey.udfs.storage import Root, normal_uri, open_root, read_file, same_kind, write_file
+
+if TYPE_CHECKING:
+    from lastkey.jobs.compact.report import CompactReport
 
 _THREADS = 2 * (os.cpu_count() or 1)
 
@@ -112,7 +125,6 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     report.topic_ids = options.topic_ids
     report.notes += advice(report.partitions, options.topic_ids)
     _list_beyond(report, listed, targets, manifests)
-    report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
 
@@ -331,3 +343,60 @@ def _list_beyond(
                 for s in partition.segments
                 if s.size_bytes > used.get(s.path, s.size_bytes if s.base_offset < ends[key] else 0)
             ]
+
+
+def clean_first(
+    tables: State,
+    options: RestoreOptions,
+    targets: Sequence[Checkpoint],
+    manifests: Mapping[Key, Sequence[Segment]],
+    progress: Progress,
+) -> CompactReport | None:
+    """Commit a new generation, with all cleaned, of each topic with a partition that is not clean as a broker means it;
+    return the report of that run. None: there is no such topic. NOT_CLEANED: a partition is uncleanable.
+    UsageError: the archive has moved.
+    """
+    behind = [t for t in targets if cleaner_checkpoint(manifests[t.key], t.first_dirty_offset) < t.first_dirty_offset]
+    if not behind:
+        return None
+    archive, topics = behind[0].archive_uri, sorted({t.topic for t in behind})  # a store serves one archive
+    if options.archive is not None and not is_same(normal_uri(options.archive), archive):
+        raise UsageError(
+            message=f"--full-clean: expected the archive of this store, {archive}, found --archive {options.archive}; "
+            "move it back, or leave out --full-clean, and the broker cleans"
+        )
+    asked = CompactOptions(
+        archive=archive,
+        store=tables.root.uri,
+        now_ms=time.time_ns() // 1_000_000,
+        config=_with_settings_of_runs(options.config, tables, topics),
+        topics=TopicFilter(tuple(topics)),
+        force=True,
+    )
+    try:
+        cleaned: CompactReport = imported("compact").run(asked, progress)
+    except RunningError as error:
+        raise RUNNING_MEANWHILE(**error.fields) from error
+    if cleaned.conflict:
+        raise ConflictError(path=tables.root.uri, expected="no other run on these topics", found=cleaned.conflict)
+    for problem in cleaned.problems:
+        raise NOT_CLEANED(**{name: getattr(problem, name) for name in ("path", "position", "expected", "found")})
+    return cleaned
+
+
+def _with_settings_of_runs(config: Config, tables: State, topics: Collection[str]) -> Config:
+    """Return settings in which each topic without a cleanup.policy of its own has those of its last run."""
+    rows = (row for key, row in tables.checkpoints().items() if key[0] in topics)
+    runs = [commit.run for commit in current_commits(tables.root, rows)]
+    last = {run.topic: run for run in sorted(runs, key=lambda run: run.now_ms)}
+    of_runs = {topic: _parse_settings(run) for topic, run in last.items() if not config.topic_settings(topic).compacts}
+    return replace(config, topics={**of_runs, **config.topics})
+
+
+def _parse_settings(run: RunRow) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads(run.settings)
+    expires = settings["retention_ms"] >= 0 or settings["retention_bytes"] >= 0
+    policy = ("compact",) * settings["compacts"] + ("delete",) * expires
+    return {name: value for name, value in settings.items() if name in TopicSettings.__dataclass_fields__} | {
+        "cleanup_policy": policy
+    }

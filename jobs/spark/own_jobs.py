@@ -31,7 +31,7 @@ _DESCRIPTION: Final = "spark.job.description"
 _STAGE: Final = "callSite.short"
 _PATIENCE: Final = 30.0  # seconds to wait for threads or tasks to end, on a busy machine too
 _TOLD_MS: Final = 2_000
-NAMES: Final = ("bytes_read", "bytes_written", "records_kept")  # of metrics
+NAMES: Final = ("bytes_read", "bytes_written", "records_kept")  # names of metrics
 _REGISTERING: Final = threading.Lock()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lastkey.jobs.command.spark_options import IN_DEFAULTS, OF_SPARK, SWITCHES, named
+from lastkey.jobs.command.spark_options import IN_DEFAULTS, OF_SPARK, SWITCHES, named, words
 
 # spark-submit's options and the settings that they stand for
 _AS_CONF = {
@@ -92,14 +92,8 @@ def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.e
     conf: dict[str, str] = {}
     flags: dict[str, str] = {}
     properties = None
-    words = iter(arguments)
-    for word in words:
-        if word in SWITCHES:
-            continue
-        name, equals, value = word.partition("=")
-        if not equals:
-            value = next(words, "")
-        if name in ("--conf", "-c"):
+    for name, value in words(arguments):
+        if name == "--conf":
             key, _, setting = value.partition("=")
             conf[key.strip()] = setting
         elif name == "--properties-file":
@@ -135,12 +129,12 @@ def as_typed(arguments: Sequence[str]) -> str:
 def launch_arguments(ours: Mapping[str, str], user: UserOptions) -> str:
     """Return PYSPARK_SUBMIT_ARGS: ours first, then the user's as typed, so that theirs win; lists joined last."""
     joined = {setting for setting, _, _ in _JOINED}
-    words: list[str] = []
+    arguments: list[str] = []
     for key, value in ours.items():
         if key not in user.conf and key not in joined:
-            words += ["--conf", f"{key}={value}"]
-    words += user.arguments
+            arguments += ["--conf", f"{key}={value}"]
+    arguments += user.arguments
     for setting, option, separator in _JOINED:
         if ours.get(setting):
-            words += [option, separator.join(filter(None, (ours[setting], user.conf.get(setting))))]
-    return as_typed(words)
+            arguments += [option, separator.join(filter(None, (ours[setting], user.conf.get(setting))))]
+    return as_typed(arguments)

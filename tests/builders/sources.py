@@ -9,10 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from lastkey.jobs.data_source.options import parse
+from lastkey.jobs.data_source.options import Pushed, ReadOptions, parse
 from lastkey.jobs.data_source.plan_tasks import plan
 from lastkey.jobs.data_source.read import read_task
-from lastkey.jobs.data_source.read_options import Pushed, ReadOptions
 from lastkey.jobs.data_source.source import SOURCES, select_columns
 from lastkey.udfs.data_source.pieces import Task
 

@@ -138,7 +138,7 @@ def test_empty_options_are_accepted(asked):
         ("compact", {"sealed": "yes"}, "sealed: expected true or false, found 'yes'"),
         ("compact", {"now_ms": 1.5}, "now_ms: expected a whole number, found 1.5"),
         ("compact", {"engine": True}, "engine: expected default or spark or threads or auto, found True"),
-        ("compact", {"overrides": 5}, "overrides: expected NAME=VALUE, or several, found 5"),
+        ("compact", {"overrides": 5}, "overrides: expected NAME=VALUE, or several of them, found 5"),
         ("compact", {"config": 5}, "config: expected a path or URI, found 5"),
         ("compact", {"gap": "accept"}, "compact() got an unexpected keyword argument 'gap'"),
         ("verify", {"generation": "3", "archive": None}, "generation: expected a whole number from 1 on, found '3'"),

@@ -18,7 +18,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import InspectOptions, LookupOptions, ReportOptions
 from lastkey.jobs.command.store_options import RestoreOptions, VacuumOptions
 from lastkey.jobs.data_source.files import find_partitions
-from lastkey.jobs.data_source.read_options import Selection
+from lastkey.jobs.data_source.options import Selection
 from lastkey.jobs.errors import NOT_EMPTY
 from lastkey.jobs.lookup import job as lookup
 from lastkey.jobs.reindex import job as reindex

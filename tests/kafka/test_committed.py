@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lastkey.jobs.data_source.files import find_partitions
-from lastkey.jobs.data_source.read_options import Selection
+from lastkey.jobs.data_source.options import Selection
 from lastkey.udfs.audit.committed import TOPICS, Committed, gather, read_commits
 from lastkey.udfs.audit.share_state import BATCH, ShareStateRecord, delivered_ranges
 from tests.kafka_lab import Broker, list_offsets, make_logs

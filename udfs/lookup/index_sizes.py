@@ -12,11 +12,10 @@ offset index.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import stopped
@@ -60,11 +59,11 @@ class IndexSizes:
     problem: Problem | None = None
 
     def __add__(self, other: IndexSizes) -> IndexSizes:
-        counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        counts = {name: getattr(self, name) + getattr(other, name) for name in COUNTS}
         return IndexSizes(self.topic, **counts)
 
 
-_COUNTS = (
+COUNTS = (
     "partitions", "segments", "log_bytes", "batches", "now_bytes", "interval_bytes", "batch_bytes", "minute_bytes",
     "second_bytes", "days", "bytes_read",
 )  # fmt: skip
@@ -89,7 +88,8 @@ def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
             for chunk in reader.headers(log_file(cached_root(segment.root), segment.path, segment.size_bytes)):
                 rows = chunk.batches
                 builder.append(rows["last_offset"], rows["size"], rows["max_timestamp"])
-                seconds = _merged(seconds, rows["max_timestamp"])
+                known = rows["max_timestamp"][rows["max_timestamp"] >= 0]
+                seconds = np.unique(np.concatenate([seconds, known // _SECOND]))
                 batches, bytes_read = batches + len(rows), bytes_read + chunk.bytes_read
                 n_bytes += chunk.size
         except Exception as error:  # the other segments continue
@@ -109,17 +109,7 @@ def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
             second_bytes=TIME_ENTRY * len(seconds),
             bytes_read=bytes_read,
         )
-    return IndexSizes(
-        log.topic,
-        **{name: getattr(total, name) for name in _COUNTS if name != "days"},
-        days=len(days),
-        problem=problem,
-    )
-
-
-def _merged(seconds: NDArray[np.int64], timestamps_ms: NDArray[np.int64]) -> NDArray[np.int64]:
-    known = timestamps_ms[timestamps_ms >= 0]
-    return np.unique(np.concatenate([seconds, known // _SECOND]))
+    return replace(total, days=len(days), problem=problem)
 
 
 def time_index_bytes_per_day(seconds_per_entry: int, partitions: int = 1) -> int:

@@ -420,27 +420,18 @@ def _as_the_cleaner_sees_it(
     asked, now = (PartitionPlan(plan.input, CleanPolicy(settings), plan.run) for settings in (compaction, at_once))
     due = isinstance(analyse(asked, scans, identity, Extent.WHOLE), Analysis)
     analysis = analyse(now, scans, identity, Extent.WHOLE)
-    if isinstance(analysis, PartitionResult):
-        r = analysis
-        profile = PartitionProfile(plan.input.topic, plan.input.partition, compacted=True, size_bytes=0, notes=r.notes)
-        return None, replace(
-            profile,
-            first_dirty_offset=r.cleanable.first_dirty_offset,
-            first_uncleanable_offset=r.cleanable.first_dirty_offset,
-            dirty_ratio=r.cleanable.ratio,
-            clean_bytes=r.cleanable.clean_bytes,
-            dirty_bytes=r.cleanable.cleanable_bytes,
-        )
-    cleanable = analysis.cleanable
+    found, nothing = analysis.cleanable, isinstance(analysis, PartitionResult)
     profile = PartitionProfile(
-        plan.input.topic, plan.input.partition, compacted=True, size_bytes=0, notes=analysis.notes
+        plan.input.topic,
+        plan.input.partition,
+        compacted=True,
+        size_bytes=0,
+        notes=analysis.notes,
+        first_dirty_offset=found.first_dirty_offset,
+        first_uncleanable_offset=found.first_dirty_offset if nothing else found.first_uncleanable_offset,
+        dirty_ratio=found.ratio,
+        clean_bytes=found.clean_bytes,
+        dirty_bytes=found.cleanable_bytes,
+        due=due and not nothing,
     )
-    return analysis, replace(
-        profile,
-        first_dirty_offset=cleanable.first_dirty_offset,
-        first_uncleanable_offset=cleanable.first_uncleanable_offset,
-        dirty_ratio=cleanable.ratio,
-        clean_bytes=cleanable.clean_bytes,
-        dirty_bytes=cleanable.cleanable_bytes,
-        due=due,
-    )
+    return (None if isinstance(analysis, PartitionResult) else analysis), profile

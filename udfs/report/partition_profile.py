@@ -159,19 +159,12 @@ class TimeBuckets:
 
 def join_times(parts: Sequence[Times | None]) -> Times | None:
     """Return the records of several partitions by time, in the widest of their buckets or wider."""
-    out = TimeBuckets()
-    for part in parts:
-        if part is None:
-            continue
-        buckets = TimeBuckets()
-        buckets.width_ms, buckets.first, buckets.counts = part.width_ms, part.first, np.array(part.counts, np.int64)
-        if buckets.width_ms > out.width_ms:
-            out, buckets = buckets, out
-        if not len(buckets.counts):
-            continue
-        out.cover(buckets.first * buckets.width_ms, (buckets.first + len(buckets.counts)) * buckets.width_ms - 1)
-        at = (np.arange(len(buckets.counts)) + buckets.first) * buckets.width_ms // out.width_ms - out.first
-        np.add.at(out.counts, at, buckets.counts)
+    known, out = [part for part in parts if part is not None], TimeBuckets()
+    out.width_ms = max((part.width_ms for part in known), default=out.width_ms)
+    for part in known:
+        starts_ms = (np.arange(len(part.counts)) + part.first) * part.width_ms
+        out.cover(int(starts_ms[0]), int(starts_ms[-1]) + part.width_ms - 1)
+        np.add.at(out.counts, starts_ms // out.width_ms - out.first, part.counts)
     return out.trimmed()
 
 

@@ -15,10 +15,10 @@ from deltalake import write_deltalake
 
 from lastkey.jobs.audit.coordinators import committed_positions
 from lastkey.jobs.audit.delivery import DeliveryReport, run
-from lastkey.jobs.command.audit_options import AuditDeliveryOptions
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.reporting import duration
+from lastkey.jobs.command.store_options import AuditDeliveryOptions
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
 from lastkey.jobs.store.history import job_rows
 from lastkey.jobs.store.tables import open_state

@@ -11,9 +11,9 @@ from deltalake import DeltaTable
 from lastkey.jobs.audit.failover_job import FailoverReport, run
 from lastkey.jobs.audit.mirror_job import run as run_mirror
 from lastkey.jobs.audit.offset_files import read_offsets
-from lastkey.jobs.command.audit_options import AuditFailoverOptions, AuditMirrorOptions
 from lastkey.jobs.command.kinds import audit_side
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import AuditFailoverOptions, AuditMirrorOptions
 from lastkey.jobs.errors import MissingPathError, UsageError
 from tests.builders.damage import flip
 from tests.builders.groups import checkpoint, commit, commit_key, write_log

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lastkey.jobs.audit.keys import KeysReport, run
-from lastkey.jobs.command.audit_options import AuditKeysOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import AuditKeysOptions
 from lastkey.jobs.errors import DAMAGED_AUDIT, UsageError
 from lastkey.jobs.store.audits import audit_reads
 from lastkey.jobs.store.tables import open_state

@@ -13,14 +13,14 @@ import pytest
 
 from lastkey.jobs.audit import delivery, failover_job, keys, mirror_job
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.command.audit_options import (
+from lastkey.jobs.command.kinds import audit_side
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import (
     AuditDeliveryOptions,
     AuditFailoverOptions,
     AuditKeysOptions,
     AuditMirrorOptions,
 )
-from lastkey.jobs.command.kinds import audit_side
-from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.store.tables import open_state
 from tests.builders.groups import commit, write_log
 from tests.builders.logs import write_partition

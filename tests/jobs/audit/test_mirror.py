@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs.audit.mirror_job import MirrorReport, run
-from lastkey.jobs.command.audit_options import AuditMirrorOptions
 from lastkey.jobs.command.kinds import audit_side
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import AuditMirrorOptions
 from tests.builders.archives import COMPACT, HOUR, Lab
 from tests.builders.damage import flip
 from tests.builders.logs import START_MS, write_partition

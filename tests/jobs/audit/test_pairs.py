@@ -6,9 +6,9 @@ import pytest
 
 from lastkey.jobs.audit.pairs import Pair, names_in_a, unread
 from lastkey.jobs.audit.records import Gathered
-from lastkey.jobs.command.audit_options import AuditMirrorOptions
 from lastkey.jobs.command.kinds import AuditSource, audit_side
 from lastkey.jobs.command.parse import Rename
+from lastkey.jobs.command.store_options import AuditMirrorOptions
 from lastkey.jobs.errors import UsageError
 from lastkey.udfs.problem import Problem
 

@@ -38,6 +38,7 @@ class _Report:
     exit_code: int = 0
     work: Work | None = None
     notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def to_json(self):
         return {"kept": 3}

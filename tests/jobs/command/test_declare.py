@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from docs import man_page, option_tables
-from lastkey.jobs import api, api_audit, api_store  # noqa: F401 - they declare the commands
+from lastkey.jobs import api, api_store  # noqa: F401 - they declare the commands
 from lastkey.jobs.command import cli, failures, functions
 from lastkey.jobs.command.functions import COMMANDS
 from lastkey.jobs.errors import JobError

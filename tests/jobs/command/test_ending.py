@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain_fam
 
 from lastkey.jobs.command import ending
 from lastkey.jobs.command.cli import main
-from lastkey.jobs.command.openmetrics import FAMILIES, RunMetrics, openmetrics
+from lastkey.jobs.command.ending import FAMILIES, RunMetrics, openmetrics
 from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
 from tests.builders.logs import write_partition
 from tests.builders.steps import at_step

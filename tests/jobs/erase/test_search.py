@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from lastkey.jobs.audit.keys import run as audit_keys
-from lastkey.jobs.command.audit_options import AuditKeysOptions
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.erase.key_files import key_set
+from lastkey.jobs.command.store_options import AuditKeysOptions
+from lastkey.jobs.erase.job import key_set
 from lastkey.jobs.errors import UsageError
 from tests.builders.archives import Lab
 from tests.builders.erasures import erasure_rows

@@ -192,7 +192,7 @@ def test_existing_page_is_replaced_by_a_complete_page(archive, monkeypatch):
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as changed, pytest.raises(UsageError, match=r"can be written, found .*Input/output"):
-        changed.setattr("lastkey.jobs.report.write_page.write_file", half)
+        changed.setattr("lastkey.jobs.command.whole_file.write_file", half)
         archive_report.run(options(archive, topics=TopicFilter(("plain",))), Silent())
     assert page.read_text() == old
     archive_report.run(options(archive, topics=TopicFilter(("plain",))), Silent())

@@ -13,8 +13,8 @@ from lastkey.jobs.command import cli
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import ReportOptions
 from lastkey.jobs.errors import UsageError
+from lastkey.jobs.report.archive_report import short_names
 from lastkey.jobs.report.job import profile_archive, profile_archives
-from lastkey.jobs.report.several import short_names
 from lastkey.jobs.topics import TopicFilter
 from lastkey.udfs.report.partition_profile import DAY_MS
 from tests.builders.logs import START_MS, write_partition

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastkey.jobs.data_source.files import find_partitions
-from lastkey.jobs.data_source.read_options import Selection
+from lastkey.jobs.data_source.options import Selection
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.audit import last_records
 from lastkey.udfs.audit.committed import Committed, gather, partition_for, read_commits

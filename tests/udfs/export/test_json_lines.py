@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from lastkey.logformat.schemas import HEADERS, TIMESTAMP
-from lastkey.udfs.export.json_lines import json_lines
+from lastkey.udfs.export.write_files import json_lines
 
 TEXTS = ["", "plain", '"', "\\", '\\"\\', "".join(map(chr, range(33))), "\x7f\u2028 ü ☃ 𝄞", "a\nb\tc\rd\be\f", None]
 HEADER_LISTS = [None, [], [{"key": "h", "value": b"\x00"}], [{"key": '"', "value": None}, {"key": None, "value": b""}]]

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lastkey.jobs.data_source.files import find_partitions
-from lastkey.jobs.data_source.read_options import Selection
+from lastkey.jobs.data_source.options import Selection
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.data_source.pieces import Bound, Range, Wanted
 from lastkey.udfs.export.last_rows import ROWS, LastRows, LastRowsTask, first_open, write_last_rows

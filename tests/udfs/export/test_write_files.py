@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lastkey.jobs.data_source.files import find_partitions
+from lastkey.jobs.data_source.options import Selection
 from lastkey.jobs.data_source.plan_tasks import each
-from lastkey.jobs.data_source.read_options import Selection
 from lastkey.udfs.data_source.pieces import Range, Wanted, listed_logs
 from lastkey.udfs.export import write_files
 from lastkey.udfs.export.write_files import Exported, ExportSpec, ExportTask, export_file
