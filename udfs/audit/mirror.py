@@ -67,10 +67,13 @@ class _Outcomes:
     counts: Ints  # COUNTS without "keys" of each: int64[4, n]
     without_key: bool
 
-    def rows(self, chosen: NDArray[Any]) -> _Outcomes:
-        """Return some outcomes."""
-        kind, unit, a, b = (each[chosen] for each in (self.kind, self.unit, self.a, self.b))
-        return _Outcomes(kind, unit, a, b, self.counts[:, chosen], self.without_key)
+    def rows(self, chosen: Bools) -> _Outcomes:
+        """Return the chosen outcomes."""
+        if chosen.all():
+            return self
+        at = np.flatnonzero(chosen)
+        counts = self.counts.take(at, axis=1)
+        return _Outcomes(self.kind[at], self.unit[at], self.a[at], self.b[at], counts, self.without_key)
 
 
 Summary = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # rows of PARTITION_KINDS, and of FINDING
@@ -100,7 +103,8 @@ class MirrorQuestion:
         matches = match(versions, ignore_timestamps=self.ignore_timestamps)
         keyless = matches["keyless"]
         lawful, findings = [], []
-        for outcomes in (self._key_outcomes(matches, keyless), _without_key(matches, keyless)):
+        every = [self._key_outcomes(matches, keyless), *([_without_key(matches, keyless)] if keyless.any() else [])]
+        for outcomes in every:
             self._mark_unknown(outcomes, versions.sides.units)
             is_lawful = outcomes.kind < len(LAWFUL)
             lawful.append(_lawful(self.source, matches, outcomes.rows(is_lawful)))
