@@ -2,8 +2,8 @@
 
 batch: the field table of logformat/layout.py, to scale. tombstone: the two passes of docs/worked_example.py, as read
 back from its files. generations: vacuum's grace period. report: the page of examples/archive in Chromium. A test
-compares the drawings with those that this module draws; of the screenshots it checks only the file size, because
-browsers differ.
+compares the drawings with the output of this module. It checks only the file size of screenshots, because browsers
+differ.
 """
 
 from __future__ import annotations

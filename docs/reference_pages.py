@@ -153,7 +153,7 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def json_page() -> str:
-    """Return the page about what every report has, and about words in reports."""
+    """Return the page about fields of every report, and about terms in reports."""
     every = ((f"`{name}`", text) for name, text in json_fields.EVERY.items())
     why = ((f"`{name}`", text) for name, text in WHY.items())
     held_back = ((f"`{name}`", text) for name, text in json_fields.HELD_BACK.items())
@@ -249,7 +249,7 @@ def _comments() -> dict[str, str]:
 
 
 def errors_page() -> str:
-    """Return the page of what can be wrong, and what to do."""
+    """Return the page of problems and errors with their remedies."""
     notes = ((message, text) for message, text in troubleshooting.NOTES.items())
     return "\n\n".join(
         [

@@ -89,7 +89,7 @@ def _facts(kind: type, names: str) -> tuple[dict[str, Any], Any]:
 
 
 def _reached(kind: Any, path: str) -> dict[str, Any]:
-    """Return the schema of what lies on a path (`reporting._reach`)."""
+    """Return the schema of the value at a path (`reporting._reach`)."""
     is_optional = False
     for name in path.split("."):
         given = [one for one in typing.get_args(kind) if one is not types.NoneType]

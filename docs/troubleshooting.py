@@ -227,7 +227,7 @@ def problems() -> str:
 
 
 def stops() -> str:
-    """Return the table of what ends a job, by exit code."""
+    """Return the table of errors that end a job, by exit code."""
     rows = [
         (
             f"`{kind.name}`",

@@ -63,8 +63,8 @@ def compact() -> CompactReport:
     bytes; or with `--force`. New settings alone make nothing due. The report counts other partitions as `not due`, and
     the exit code is still 0. Lines that begin with `not due:` name the [rule](/reference/json.md#held_back), the
     segment and offset where it applies, and since when: for each rule the partition that it has held back longest, with
-    `--all` and `--json` every partition. If only retention applies, and the archive's file at the end of the last
-    generation has another size or time than before, the run reads that segment to check that it is the same log.
+    `--all` and `--json` every partition. If only retention applies, the run reads the segment at the end of the last
+    generation when its archived file has another size or time than before. This checks that the log is the same.
 
     **Next runs** start where the last one ended: they read the last generation from the store, and from the archive
     only newer records. Segments that have left the archive are not needed if the store holds them. Each run reports
@@ -190,12 +190,12 @@ def convert() -> ConvertReport:
     `TOPIC-N.part` beside the folder. If the archive or the settings have changed since, the command fails (exit code
     2): remove the output, or choose another.
 
-    A store that was made from the archive does not continue with a converted copy, because it identifies the archive by
-    sizes of files and by the checksum of its last batch. In another place, the copy is another archive (exit code 2).
-    In the archive's place, its partitions are `diverged` (exit code 3), also with `--force`: nothing is cleaned, and
-    the generations stay. The exception is a generation that uses no file of the archive, if the last batch before its
-    end did not change, such as a transaction's marker: it continues, and the copy holds the same records. So keep the
-    archive, or begin a new store, or `--reset`.
+    A store identifies its archive by sizes of files and by the checksum of the last batch, so it does not continue with
+    a converted copy. In another place, the copy is another archive (exit code 2). In the archive's place, its
+    partitions are `diverged` (exit code 3), also with `--force`: nothing is cleaned, and the generations stay. The
+    exception is a generation that uses no file of the archive, if the last batch before its end did not change, such as
+    a transaction's marker: it continues, and the copy holds the same records. So keep the archive, or begin a new
+    store, or `--reset`.
     """
     raise NotImplementedError
 
@@ -303,8 +303,8 @@ def replay() -> ReplayReport:
     topics (`__*`) come only if `--topics` names them. The package confluent-kafka, of the extra `cluster`, must be
     where tasks run.
 
-    Each partition has a transactional producer (`acks=all`). Every 20,000 records it commits a transaction, and in the
-    same one the next offset in the source, as the offset of the group for the target's topic and that partition
+    Each partition has a transactional producer (`acks=all`). It commits a transaction every 20,000 records. The same
+    transaction commits the next offset in the source, as the group's offset for the target's topic and that partition
     (`kafka-consumer-groups --describe --group` shows it). A killed run continues there; its last transaction is
     aborted, so consumers with `read_committed` see each record once. Consumers that read uncommitted data see those
     records too. The cluster forgets a group's offsets after `offsets.retention.minutes` (seven days); a run that finds
@@ -352,10 +352,10 @@ def policies() -> PoliciesReport:
     There is no `[defaults]`: a topic that the file does not name, because it was deleted or is newer, stays as it is in
     the archive.
 
-    **Damage.** A wrong checksum, a snapshot without its end, a missing segment or offset, an incomplete batch at the
-    end, or a record of a newer Kafka's version ends the command with exit code 2, and nothing is written. Record types
-    that Kafka 4.4 does not have are counted in a note. The log of a node may end with records that its quorum takes
-    back later; take a snapshot if that matters.
+    **Damage.** The command ends with exit code 2 and writes nothing for a wrong checksum, a snapshot without its end, a
+    missing segment or offset, an incomplete batch at the end, or a record of a newer Kafka. Record types that Kafka 4.4
+    does not have are counted in a note. The log of a node may end with records that its quorum takes back later; take a
+    snapshot if that matters.
 
     **Changes since then.** The table `[made]` names the moment of the file: the offset in `__cluster_metadata`, and the
     time of the last record, of the question to the cluster, or of a described file. `compact` looks into the

@@ -217,8 +217,8 @@ def vacuum() -> VacuumReport:
 def erase() -> EraseReport:
     """Erase every record of some keys from STORE for good, and show where these keys still are.
 
-    `result` of the report is gone, older (what `vacuum --erased` deletes), held or unknown. Uncleanable partitions are
-    in it, with exit code 3. Raises a JobError if the job stops.
+    The report's `result` is erased, vacuum_needed, incomplete or unknown. It lists uncleanable partitions, with exit
+    code 3. Raises a JobError if the job stops.
 
     Each partition that held one of the keys gets a new generation without them, and no later run, reset or rollback
     brings them back. Then archive and store are searched for the keys, and a row is added to the table `cleaner_runs`.

@@ -1,4 +1,4 @@
-"""Errors that stop a job: a few classes, by what a caller does about them, and one table of their kinds.
+"""Errors that stop a job: a few classes, by the reaction of a caller, and one table of their kinds.
 
 A problem in *data* is a `udfs.problem.Problem` and stops one partition. An error of this module ends the job.
 """

@@ -82,7 +82,7 @@ class InspectReport(JobReport):
         return [f"{f.path}: {line}" for f in self.dumped for line in f.tool_lines]
 
     def _problem_texts(self) -> Sequence[object]:
-        return ()  # gaps went to stderr, the others are in `_lines`
+        return ()  # gaps are reported on stderr, other problems are in `_lines`
 
 
 def run(options: InspectOptions, progress: Progress, write: Callable[[Any], object] | None = None) -> InspectReport:
@@ -164,7 +164,7 @@ def _listed(options: InspectOptions, ignored: list[str]) -> list[DumpFile]:
 
 
 def _is_search(files: Sequence[DumpFile], spec: DumpOptions, options: InspectOptions) -> bool:
-    """Return whether much is read for few lines, or little by Spark because the user wants it."""
+    """Return whether to search in parallel: many bytes for few lines, or the user chose Spark."""
     if spec.log.wanted.everything:
         return False
     wants_spark = chosen_engine(options, writes=False) == "spark" or local_cores() is None

@@ -1,4 +1,4 @@
-"""Place that Lastkey runs from, a checkout or a package that pip installed: its files, version and requirements."""
+"""Installation of Lastkey, a checkout or a package that pip installed: its files, version and requirements."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ _SHOWN_ROWS: Final = 200  # rows of a displayed table; the DataFrame has all row
 def open_archive(
     path_or_uri: str | os.PathLike[str], *, config: str | Config | None = None, now_ms: int | None = None
 ) -> OpenedArchive:
-    """Open an archive: a broker's log directory, or a folder that holds several. Raise MissingPathError if it is gone.
+    """Open an archive: a broker's log directory, or a folder that holds several. Raise MissingPathError if it does not
+    exist.
 
     config: a settings file, or settings; they say which topics are compacted. now_ms: the clock for ages, lags and
     horizons; default: now.

@@ -2,9 +2,9 @@
 
 spark-submit.sh runs it; after `pip install` you can. It compiles the kernels of every job (`jobs.warm_up`).
 
-Meanwhile it fetches Delta's jars through Spark's resolver, then runs `lookup --at`, which runs Python in tasks, and
-writes and reads a Delta table, in a JVM that leaves an archive of its loaded classes beside the environment's packages.
-A JVM that finds the archive unfit (another Java, other jars) runs without it: nothing depends on it but time.
+Meanwhile it fetches Delta's jars through Spark's resolver, runs `lookup --at` with Python tasks, and writes and reads a
+Delta table. Its JVM stores an archive of the loaded classes beside the environment's packages. A JVM that finds the
+archive unfit (another Java, other jars) runs without it: nothing depends on it but time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs of jobs that change a store, each with a row in its table `cleaner_runs`, written once, when the run ends.
 
-Nothing is written by a dry run, nor below a path that is no store yet (or has lost its tables), nor after an error in
-options or settings (exit code 2), which may name the wrong store. An audit has a row in the store of its tables. A row
-that cannot be written within PATIENCE seconds is a note: the run ends as it would have ended.
+No row is written by a dry run, or below a path that is no store yet or has lost its tables. An error in options or
+settings (exit code 2) may name the wrong store, so it writes no row either. An audit has a row in the store of its
+tables. A row that cannot be written within PATIENCE seconds is a note: the run ends as it would have ended.
 """
 
 from __future__ import annotations

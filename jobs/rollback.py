@@ -82,7 +82,7 @@ class RollbackReport(JobReport):
 
 
 def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
-    """Go back to generation N in every partition that is above it, or with `dry_run` list these partitions."""
+    """Make generation N current in every partition with a higher one, or with `dry_run` list these partitions."""
     return recorded("rollback", options.store, lambda: _run(options, progress), dry_run=options.dry_run)
 
 

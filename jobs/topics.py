@@ -29,7 +29,7 @@ class TopicFilter:
     marks: tuple[str, ...] = ()  # suffixes of marked folders that are read as partitions: names.FOLDER_MARKS
 
     def __post_init__(self) -> None:
-        if isinstance(self.include, str) or isinstance(self.exclude, str):  # else each letter would be a glob
+        if isinstance(self.include, str) or isinstance(self.exclude, str):  # each letter would be a glob
             raise TypeError(f"expected tuples of globs, found {self.include!r} and {self.exclude!r}")
 
     def takes(self, topic: str) -> bool:

@@ -170,7 +170,8 @@ def _run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     report = VacuumReport(store.uri, options.dry_run)
     with contextlib.nullcontext() if options.dry_run else state.lock():  # one vacuum at a time, on a disk
         of_store_ms = None if options.dry_run else _store_now_ms(store)
-        wall_ms = time.time_ns() // 1_000_000  # not before: else a clock that is right is some ms behind the store's
+        # not earlier: otherwise a correct clock appears some ms behind that of the store
+        wall_ms = time.time_ns() // 1_000_000
         now_ms = wall_ms if of_store_ms is None else min(wall_ms, of_store_ms)  # deleted files are old by both
         ahead_hours = (wall_ms - now_ms) // 3_600_000
         live_ms = wall_ms if of_store_ms is None else of_store_ms
@@ -225,9 +226,9 @@ def _store_now_ms(root: Root) -> int:
 def _chosen(
     state: State, young_ms: float, live_ms: int, options: VacuumOptions, report: VacuumReport
 ) -> list[tuple[RunFolder, UnusedFiles]]:
-    """Return the folders with the files that go. The folders are listed after a version of the table of
-    checkpoints was read, and the very next version announces those that go. So a run that wrote one of them and has not
-    committed yet cannot commit it any more, and a run that already committed is visible here.
+    """Return the folders with the files that go. The folders are listed after reading a version of the table of
+    checkpoints, and the next version announces the folders to delete. So an uncommitted run that wrote one of them can
+    no longer commit, and a committed run is visible here.
     """
     while True:
         seen = state.version()
@@ -278,7 +279,7 @@ def _kept(
 ) -> tuple[set[Run], set[str]]:
     """Return the folders that stay whole: of current generations, of those that were replaced less than the grace ago,
     of those with offsets that no current one's chain has read, young ones, and such as hold foreign things. Return also
-    the files that all these name, wherever they lie. The table of checkpoints tells which are current.
+    the files that all these name, in any folder. The table of checkpoints tells which are current.
     """
     current = state.checkpoints()
     decided = {(key, row.generation, row.run_id): row for key, row in current.items()}
@@ -295,7 +296,7 @@ def _kept(
     young = {f.run for f in folders if f.newest_ms > young_ms} - doomed
     foreign = {f.run for f in folders if not f.whole}
     stay = live | young | foreign
-    # For a folder that stays anyway the manifest matters only if nothing else is in it: a rollback's
+    # The manifest of a kept folder is relevant only if the folder has no other file: that of a rollback
     asked = [f for f in folders if f.run not in stay or names.LEADER_EPOCH_CHECKPOINT not in f.names]
     rest = [f.path for f in asked if MANIFEST in f.names and f.path not in committed_commits]
     commits = committed_commits | read_manifests(state.root, rest)
@@ -401,8 +402,8 @@ def _line(run: Run, ranges: Ranges, segments: Iterable[Segment]) -> OnlyCopy:
 
 
 def _replaced_lately(committed: Sequence[RunFolder], young_ms: float) -> Iterator[Run]:
-    """Yield generations whose successor is young or lacks the file `committed`. If the successor's folder is gone, the
-    replacement was long ago. committed: by partition and number.
+    """Yield generations whose successor is young or lacks the file `committed`. If the successor's folder is missing,
+    the replacement was long ago. committed: by partition and number.
     """
     for before, after in itertools.pairwise(committed):
         is_young = after.newest_ms > young_ms or COMMITTED not in after.names

@@ -52,8 +52,8 @@ _OTHER_JOBS: Final = (
 
 
 def main() -> None:
-    """Compile the kernels that are not kept. A mark beside those of this processor shows that all are: finding that out
-    takes a dozen processor seconds.
+    """Compile the kernels that are not kept. A mark file beside the kernels of this processor shows that all are
+    cached, because checking them takes a dozen CPU seconds.
     """
     mark = f"{state_of_sources()}/prepared-{processor()}"
     caches = folders(os.environ.get("NUMBA_CACHE_DIR", ""))

@@ -5,18 +5,18 @@ used only if trusted users alone can write in it or replace it:
 - it, and every folder and symbolic link on the way to it from /, belongs to a trusted user;
 - only its owner may write in it; a folder above it may be writable for others only with the sticky bit, like /tmp,
   where they cannot rename our files.
-Folders above these sources are not judged: a user who can rename there can exchange the sources too. Spark, YARN and
-Kubernetes unpack archives (`pack`) below folders of a group, or of a user of their own.
+Folders above these sources are not checked: a user who can rename files there can also replace the sources. Spark, YARN
+and Kubernetes unpack archives (`pack`) below folders of a group, or of a user of their own.
 
-Trusted users are the user, root, and the owner of these sources, who decides anyway which code runs here. (sshd's
-StrictModes is much the same.) Folders made here are open to their owner alone, whatever the umask.
+Trusted users are the user, root, and the owner of these sources, who controls the code in any case. (sshd's StrictModes
+is much the same.) Folders made here are accessible to their owner alone, for any umask.
 
 The candidates, in this order:
 1. NUMBA_CACHE_DIR alone, if it is set; an unsafe one is refused, because the user asked for it;
 2. `.numba` beside the sources. If it is read-only, only kernels already in it count: in an image, or in a shared
    checkout whose owner has run `python -m lastkey.jobs.prepare`;
 3. `lastkey/<uid>` in the user's own XDG_CACHE_HOME, or ~/.cache;
-4. no folder: each process compiles the kernels that it calls, for up to a minute, and says so.
+4. no folder: each process compiles the kernels that it calls, for up to a minute, with a warning.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def note_missing_cache(why: str) -> None:
 def weakness(folder: Path, trusted: Collection[int]) -> str:
     """Return why users outside `trusted` can change what is in `folder`, an absolute path; "" if they cannot.
 
-    For a missing folder, judge the nearest existing one above it, in which it would be made.
+    For a missing folder, check the nearest existing parent.
     """
     try:
         for path, info, last in _on_the_way(folder):
@@ -131,7 +131,7 @@ def _on_the_way(folder: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
     while names:
         name = names.popleft()
         if name == "..":
-            here = here.parent  # judged already
+            here = here.parent  # already checked
             continue
         here /= name
         info = here.lstat()

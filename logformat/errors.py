@@ -1,6 +1,6 @@
 """Errors of log files, with one root, so that a caller can catch any of them as a problem of the partition.
 
-`stopped` alone decides how far an exception reaches: it ends the work on one partition or file, or the whole job.
+Only `stopped` decides whether an exception ends the work on one partition or file, or the whole job.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def stopped(error: Exception, name: str) -> LogFormatError:
     - A LogFormatError is returned itself.
     - An OSError becomes "unwritable", because every reader turns its own OSErrors into LogFormatErrors before.
     - A MemoryError becomes "memory": hostile bytes may ask for any amount, and the memory is free again.
-    - Any other exception becomes "defect"; its traceback goes to the log.
+    - Any other exception becomes "defect"; its traceback is written to the log.
 
     Raise a full disk, AccessError and PlaceError again, because they concern the whole machine.
     KeyboardInterrupt and SystemExit never come here, because they are no Exception.
@@ -147,7 +147,7 @@ def _describe(error: OSError) -> str:
 
 
 class PlaceError(ValueError):
-    """A URI or folder that the user named and that is not used: malformed, with credentials in it, or unsafe."""
+    """A URI or folder of the user that is refused: malformed, with credentials, or unsafe."""
 
 
 class AccessError(OSError):

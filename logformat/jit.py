@@ -58,7 +58,7 @@ class _Locator(_caching.UserProvidedCacheLocator):  # type: ignore[misc]
     @classmethod
     @functools.cache
     def get_suitable_cache_subpath(cls, py_file: str) -> str:
-        """Return the folder of a source's kernels: for ours the same wherever they lie; numba hashes the path."""
+        """Return the folder of a source's kernels. Ours has no path of the package; numba hashes the path."""
         path = Path(py_file).resolve().parent
         return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else super().get_suitable_cache_subpath(py_file)
 
@@ -105,7 +105,7 @@ class _Cache(_caching.FunctionCache):  # type: ignore[misc]
     _impl_class = _Implementation
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Do as numba's, but import nothing that only a compiler needs, which asks itself: 0.1 s of each process."""
+        """Load as numba does, but without the imports of the compiler, which take 0.1 s of each process."""
         overload = None
         rtsys.initialize(target_context)
         with self._guard_against_spurious_io_errors():

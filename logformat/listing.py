@@ -56,7 +56,7 @@ class Segment(ListedSegment):
     """
 
     # planned
-    from_offset: int = 0  # the generation holds the batches below already
+    from_offset: int = 0  # the generation already has the batches below
     named: NamedBytes | None = None  # as keys were erased from these offsets: must be there still, and nothing else
     # scanned
     next_offset: int = -1  # end of the range that this segment covers
@@ -95,12 +95,12 @@ class Segment(ListedSegment):
 
     @property
     def dead_records(self) -> int:
-        """Records of its sources that went."""
+        """Number of removed records of its sources."""
         return self.source_records - self.records
 
     @property
     def dead_bytes(self) -> int:
-        """Bytes of its sources that went."""
+        """Number of removed bytes of its sources."""
         return self.source_bytes - self.size_bytes
 
     @property
@@ -181,7 +181,8 @@ def list_partition_files(filesystem: Any, path: str, shown: str) -> FolderFiles:
     """List a partition's folder, which messages call `shown`. Open nothing but a `.log.swap` that counts.
 
     Raise LogFormatError kind "unreadable" if an entry named like a `.log` is a folder, a pipe or a link to nothing:
-    else its segment would be missing without notice. Raise FileNotFoundError or OSError if the folder cannot be listed.
+    otherwise its segment would be missing without a note. Raise FileNotFoundError or OSError if the folder cannot be
+    listed.
     """
     listed, n_not_text = text_entries(filesystem.get_file_info(pafs.FileSelector(path)))  # Kafka's names are ASCII
     odd = odd_entries(filesystem, path, listed)

@@ -1,4 +1,5 @@
-"""File and folder names of a Kafka log directory, made and parsed only here; and the rules for which files are the log.
+"""File and folder names of a Kafka log directory, made and parsed only here; and the rules that select the files of a
+log.
 
 A partition's folder is `<topic>-<partition>`; the topic may hold "-", so the LAST one counts. A file of the log is
 `<base>.<kind>`, the base an offset of 20 digits; a suffix after the kind tells at which step a swap stopped.
@@ -194,8 +195,8 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
     The rules are LogLoader's, in its order (KAFKA.md, "Broker start"): a `.deleted` file goes; a `.cleaned` file goes,
     and with it every `.swap` at or above the lowest `.cleaned` base (the renaming had not ended); the offsets that the
     remaining `.log.swap` files span replace everything else there, snapshots too; then each `.swap` takes its final
-    name. An index file without its log goes. It is an orphan, which a broker never leaves, unless a `.deleted` log
-    shows that the broker was about to delete the index too.
+    name. An index file without its log is removed. A broker leaves no such file, so it is reported as an orphan, unless
+    a `.deleted` log shows that the broker was deleting the index too.
     """
     sizes = dict(files)
     out = Resolution()
@@ -235,7 +236,9 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
 def _final_files(
     parsed: Mapping[str, SegmentFile], next_offset: NextOffset
 ) -> tuple[dict[tuple[int, str], str], dict[str, str], int]:
-    """Return ((base, kind) -> the file that takes this name, other files -> why they go, number of .swap files)."""
+    """Return ((base, kind) -> the file that gets this name, other files -> reason of their removal, number of .swap
+    files).
+    """
     cleaned = [file.base for file in parsed.values() if file.suffix == CLEANED]
     lowest_cleaned = min(cleaned, default=MAX_OFFSET + 1)
     swap: dict[str, SegmentFile] = {}

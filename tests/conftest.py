@@ -55,7 +55,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_power_cut() -> Iterator[None]:
-    """Flush no file of this process, since a disk takes milliseconds and no test cuts its power. Descriptors that are
+    """Disable fsync in this process: it takes milliseconds on a disk, and no test cuts the power. Descriptors that are
     not open raise as ever. Child processes flush: Spark's and those of tests.
     """
     with mock.patch("os.fsync", lambda descriptor: os.fstat(descriptor) and None):

@@ -1,4 +1,4 @@
-"""The processes of a whole run, and the files of tests that each of them takes."""
+"""The processes of a test run, and the assignment of test files to them."""
 
 from __future__ import annotations
 

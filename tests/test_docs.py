@@ -1,4 +1,6 @@
-"""Truth of the pages: options, settings, exit codes, fields, messages, links, paths; the site builds; examples run."""
+"""Correctness of the pages: options, settings, exit codes, fields, messages, links, paths; the site builds; examples
+run.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +62,9 @@ KAFKAS_OWN = {  # and other programs'
 def _section(page: str, heading: str) -> str:
     """Return the text below a heading of a page, up to the next one of the same or a higher level."""
     level = heading.index(" ")
-    found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{level}}} |\Z)", page, re.MULTILINE | re.DOTALL)
-    assert found, f"{page.splitlines()[0]}: no section {heading!r}"
-    return found[1]
+    match = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{level}}} |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert match, f"{page.splitlines()[0]}: no section {heading!r}"
+    return match[1]
 
 
 def _id(page: Path) -> str:
@@ -99,8 +101,8 @@ def test_page_sizes_are_limited():
 
 def test_pages_and_package_have_the_same_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    done = CliRunner().invoke(cli.lastkey, ["--version"])
-    assert project["version"] in done.output
+    result = CliRunner().invoke(cli.lastkey, ["--version"])
+    assert project["version"] in result.output
     assert f"\n## {project['version']}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
@@ -211,17 +213,17 @@ def test_json_fields_of_other_jobs_are_documented(job):
 
 
 def test_json_fields_of_an_error_are_documented():
-    said = re.search(r'\{"error": \{(.*?)\}\}', GENERATED["reference/json.md"])[1]
-    assert re.findall(r'"(\w+)"', said) == list(errors.UsageError(message="x").to_json())
+    text = re.search(r'\{"error": \{(.*?)\}\}', GENERATED["reference/json.md"])[1]
+    assert re.findall(r'"(\w+)"', text) == list(errors.UsageError(message="x").to_json())
 
 
 def test_every_option_of_a_data_source_is_explained():
     from lastkey.jobs.data_source.options import OPTIONS
 
     named = {name for names in data_source_options.TEXTS for name in names.split(", ")}
-    known = {name for names in OPTIONS.values() for name in names} - {"path", "paths"}
+    option_names = {name for names in OPTIONS.values() for name in names} - {"path", "paths"}
     aliases = {"subscribe", "subscribePattern", "assign", "kafka.isolation.level"}
-    assert named == known - aliases
+    assert named == option_names - aliases
     assert all(f"`{name}`" in GENERATED["reference/data-source-options.md"] for name in aliases)
 
 
@@ -305,8 +307,8 @@ def test_links_of_a_page_have_targets(page):
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
     assert {path.name for path in (tmp_path / "site").iterdir()} >= {"index.html", "tutorial", "how-to", "reference"}
     assert 'id="lastkey.open_partition"' in (tmp_path / "site/reference/api/index.html").read_text(encoding="utf-8")
 
@@ -320,8 +322,8 @@ def test_every_page_is_on_the_site():
 def _texts() -> dict[Path, str]:
     """Yield every text of ours that may refer to another: code, pages, settings; a text in several lines as one."""
     kinds = (".py", ".toml", ".txt", ".spec")
-    found = {*PAGES, *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in kinds)}
-    return {path: re.sub(r"\s*\n\s*(?:# )?", " ", path.read_text("utf-8")) for path in found - {Path(__file__)}}
+    paths = {*PAGES, *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in kinds)}
+    return {path: re.sub(r"\s*\n\s*(?:# )?", " ", path.read_text("utf-8")) for path in paths - {Path(__file__)}}
 
 
 def test_referenced_sections_exist_and_all_sections_on_kafka_are_referenced():
@@ -331,8 +333,8 @@ def test_referenced_sections_exist_and_all_sections_on_kafka_are_referenced():
     }  # fmt: skip
     used: dict[str, set[str]] = {}
     for path, text in _texts().items():
-        for page, said in re.findall(r'\b([A-Z]+\.md)\)?((?:(?:,| and|, and) "[^"]+")+)', text):
-            for section in re.findall('"([^"]+)"', said):
+        for page, sections in re.findall(r'\b([A-Z]+\.md)\)?((?:(?:,| and|, and) "[^"]+")+)', text):
+            for section in re.findall('"([^"]+)"', sections):
                 begins = (f"{section} ", f"{section},")
                 assert any(each == section or each.startswith(begins) for each in headings[page]), (path, page, section)
                 if path.name != page:
@@ -359,13 +361,13 @@ def test_no_page_names_a_machine():
     places = re.compile(r"(?<![\w.~$-])/(?:root|work/[a-z]|home/[a-z]|tmp/w)(?:/|\b)")
     kinds = (".py", ".md", ".toml", ".sh", ".java", ".spec", ".txt", ".properties", ".xml", ".conf")
     files = [path for folder in (*FOLDERS, ".ci") for path in files_in(ROOT / folder, "**/*")] + list(ROOT.glob("*"))
-    found = [
+    machine_names = [
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in files
         if path.is_file() and (path.suffix in kinds or path.name == "run") and path != Path(__file__)
         for match in places.finditer(path.read_text(encoding="utf-8"))
     ]
-    assert found == []
+    assert machine_names == []
 
 
 # -- pictures, and the worked example
@@ -402,8 +404,8 @@ def test_pictures_of_runs_by_yield_can_be_generated():
     assert sum(s.records - s.dead for s in aged) == 2_000, "each key has one live record"
     assert sum(s.dead for s in aged) > 0
     assert yield_pictures.segments_by_age(colours, aged).count("<rect") == 2 * len(aged) + 3
-    found = {"by rank": {"one": [(1.1, 20.0), (1.3, 5.0), (1.9, 3.0)], "other": [(1.0, 80.0)]}}
-    drawn = yield_pictures.io_against_space(colours, found)
+    costs = {"by rank": {"one": [(1.1, 20.0), (1.3, 5.0), (1.9, 3.0)], "other": [(1.0, 80.0)]}}
+    drawn = yield_pictures.io_against_space(colours, costs)
     assert re.findall(r'points="([^"]+)"', drawn)[0].count(",") == 2, "what lies beyond the panel is left out"
     assert all(f">{name}</text>" in drawn for name in ("by rank updates", "one", "other"))
 
@@ -420,7 +422,7 @@ def test_every_picture_is_shown_and_none_is_large():
 # -- what is run
 
 
-def test_ci_runs_the_tests_as_readme_says():
+def test_ci_runs_the_test_command_of_readme():
     (command,) = re.findall(r"```sh\n(\./spark-submit\.sh test.*)\n```", README)
     assert command in (ROOT / ".ci/run").read_text()
     assert os.access(ROOT / ".ci/run", os.X_OK)
@@ -433,8 +435,8 @@ AIRFLOWS = ROOT / "examples/airflow/README.md"  # tests/airflow runs its command
 def _runnable() -> list[str]:
     """Return the commands of all pages, each once: README's, those of the reference, then the other pages."""
     of_reference = [f"./spark-submit.sh {example}" for examples in EXAMPLES.values() for example in examples]
-    found = [*_marked(ROOT / "README.md"), *of_reference]
-    return list(dict.fromkeys([*found, *(line for page in PAGES if page != AIRFLOWS for line in _marked(page))]))
+    blocks = [*_marked(ROOT / "README.md"), *of_reference]
+    return list(dict.fromkeys([*blocks, *(line for page in PAGES if page != AIRFLOWS for line in _marked(page))]))
 
 
 def _marked(page: Path) -> list[str]:
@@ -469,11 +471,11 @@ def ran(spark, tmp_path_factory) -> tuple[Path, list[tuple[list[str], int, str, 
     work = tmp_path_factory.mktemp("work")
     examples = [shlex.split(re.sub(r"(?<= )work/", f"{work}/", example)) for example in _runnable()]
     assert {script for script, *_ in examples} == {"./spark-submit.sh"}
-    done = subprocess.run(
+    completed = subprocess.run(
         examples[0], cwd=ROOT, env={**os.environ, "LASTKEY_VENV": sys.prefix},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    out = [(examples[0], done.returncode, done.stdout, done.stderr)]
+    out = [(examples[0], completed.returncode, completed.stdout, completed.stderr)]
     with contextlib.chdir(ROOT):
         for script, *words in examples[1:]:
             with (
@@ -493,18 +495,18 @@ def test_examples_of_all_pages_run(ran):
         assert tracebacks(err) == []
     first, shown = ran[1][0][2], _section(README, "## Two commands")
     assert _table(first) == _table(shown) != []
-    told = re.findall(r"^(?:records dropped|note|the archive).*", shown, re.MULTILINE)
-    assert len(told) > 1
-    for said in told:
-        assert said in first
+    lines = re.findall(r"^(?:records dropped|note|the archive).*", shown, re.MULTILINE)
+    assert len(lines) > 1
+    for line in lines:
+        assert line in first
     assert re.search("`(checked .*? found)`", shown)[1] in ran[1][1][2]
 
 
 def _blocks(page: Path, language: str, work: Path) -> list[str]:
     """Return a page's blocks of a language, with the paths of the examples' archive and of `work` put in."""
     archive = ROOT / "examples" / "archive"
-    found = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    here = [re.sub(r"(?<=[\"'])archive(?=[\"'])", str(archive), block) for block in found]
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    here = [re.sub(r"(?<=[\"'])archive(?=[\"'])", str(archive), block) for block in blocks]
     return [re.sub(r"(?<=[\"'])work/", f"{work}/", block) for block in here]
 
 

@@ -243,14 +243,14 @@ def nodes(path: Path) -> list[ast.AST]:
 @functools.cache
 def imports(path: Path) -> list[str]:
     """Return dotted names of all imports, for type checkers only too; `from a import b` gives a.b."""
-    found = []
+    names = []
     for node in nodes(path):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return found
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
 
 
 def wrong_with(module: str, name: str) -> str | None:
@@ -270,13 +270,13 @@ def wrong_with(module: str, name: str) -> str | None:
 
 def test_every_module_imports_only_permitted_rooms():
     assert len(SOURCES) > 200
-    found = [
+    violations = [
         f"{module} imports {name}: {why}"
         for module, path in SOURCES.items()
         for name in imports(path)
         if (why := wrong_with(module, name))
     ]
-    assert found == []
+    assert violations == []
 
 
 def test_import_check_detects_each_kind_of_violation():
@@ -317,12 +317,12 @@ def defined_elsewhere(path: Path) -> Iterator[str]:
 
 
 def test_names_are_imported_from_the_defining_module():
-    found = {
+    violations = {
         module: names
         for module, path in SOURCES.items()
         if not module.endswith("__init__") and (names := list(defined_elsewhere(path)))
     }
-    assert found == {}
+    assert violations == {}
 
 
 def test_imports_have_no_cycle():
@@ -361,7 +361,7 @@ def test_no_module_imports_a_package_by_its_bare_name():
     kinds = {".py", ".ipynb", ".md", ".sh", ".toml", ".conf"}
     texts = [path for path in ROOT.rglob("*") if path.suffix in kinds and path.name != "CHANGELOG.md"]
     texts = [path for path in texts if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
-    found = {
+    violations = {
         f"{path.relative_to(ROOT)}:{number}": line
         for path in texts
         if path != Path(__file__)
@@ -369,7 +369,7 @@ def test_no_module_imports_a_package_by_its_bare_name():
         if bare.search(line)
     }
     assert len(texts) > 500
-    assert found == {}
+    assert violations == {}
 
 
 def test_session_is_created_in_one_module_and_reused_in_another():

@@ -85,8 +85,8 @@ def test_wheel_has_exactly_the_required_files(wheel):
 
 @pytest.mark.slow
 def test_installed_command_shows_help_version_and_usage_errors(installed, elsewhere):
-    said = _run(installed, "--version", cwd=elsewhere)
-    assert (said.returncode, said.stdout) == (0, f"lastkey, version {PROJECT['project']['version']}\n"), said.stderr
+    done = _run(installed, "--version", cwd=elsewhere)
+    assert (done.returncode, done.stdout) == (0, f"lastkey, version {PROJECT['project']['version']}\n"), done.stderr
     assert "Usage: lastkey compact" in _run(installed, "compact", "--help", cwd=elsewhere).stdout
     (elsewhere / "c.toml").write_text("[defaults]\n'segment.byte' = 1\n")
     wrong = _run(installed, "compact", "A", "--store", "S", "--config", "c.toml", cwd=elsewhere)

@@ -23,15 +23,15 @@ AIRFLOW_PINS = [line for line in (ROOT / "examples/airflow/requirements.in").rea
 
 def _locked(path: str) -> dict[str, set[str]]:
     """Name -> versions: a package may have one for some Pythons, another for the others."""
-    found: dict[str, set[str]] = {}
+    hashes_by_package: dict[str, set[str]] = {}
     for entry in (ROOT / path).read_text().replace("\\\n", " ").splitlines():
         if entry and not entry.startswith("#"):
             name, version, hashes = re.fullmatch(
                 r"([a-z0-9.-]+)==(\S+)(?: ; [^\\]*?)?((?: +--hash=sha256:[0-9a-f]{64})+)", entry
             ).groups()
             assert len(set(hashes.split())) == len(hashes.split())
-            found.setdefault(name, set()).add(version)
-    return found
+            hashes_by_package.setdefault(name, set()).add(version)
+    return hashes_by_package
 
 
 def _pins() -> dict[str, list[str]]:
@@ -52,18 +52,18 @@ def test_every_pin_is_locked_and_every_package_has_hashes(path):
     locked, pins = _locked(path), _pins()[path]
     assert pins
     for pin in pins:
-        asked = Requirement(pin)
-        assert locked[asked.name], f"{pin}: run requirements/renew.sh"
-        assert all(asked.specifier.contains(version) for version in locked[asked.name]), pin
+        requirement = Requirement(pin)
+        assert locked[requirement.name], f"{pin}: run requirements/renew.sh"
+        assert all(requirement.specifier.contains(version) for version in locked[requirement.name]), pin
 
 
 def test_version_ranges_begin_at_tested_versions():
     """Each range also has an upper bound, because newer versions are untested."""
     locked, pins = _locked("requirements/run.txt"), _pins()["requirements/run.txt"]
-    for asked in map(Requirement, pins):
-        bounds = {bound.operator: bound.version for bound in asked.specifier}
-        assert set(bounds) == {">=", "<"}, asked
-        assert {bounds[">="]} == locked[asked.name], asked
+    for requirement in map(Requirement, pins):
+        bounds = {bound.operator: bound.version for bound in requirement.specifier}
+        assert set(bounds) == {">=", "<"}, requirement
+        assert {bounds[">="]} == locked[requirement.name], requirement
 
 
 def test_job_requirements_equal_the_tested_versions():
@@ -110,16 +110,16 @@ def python(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("spoilt", "said"),
+    ("spoilt", "message"),
     [
         ("", ""), ("build", "DO NOT MATCH THE HASHES"), ("run", "DO NOT MATCH THE HASHES"),
         ("unlocked", "--require-hashes mode"),
     ],
 )  # fmt: skip
-def test_package_with_a_different_hash_is_not_installed(tmp_path, python, spoilt, said):
+def test_package_with_a_different_hash_is_not_installed(tmp_path, python, spoilt, message):
     done = _script(tmp_path, python, spoilt)("--help")
     checkout = tmp_path / "checkout"
-    assert said in done.stderr
+    assert message in done.stderr
     made = (checkout / ".venv" / ".lastkey-pins").exists()
     assert made == (not spoilt), done.stderr
     assert (done.returncode == 5) == bool(spoilt)

@@ -1,4 +1,4 @@
-"""The unit subset starts no process: what watches over it is seen to fail."""
+"""The unit subset starts no process: its check is tested to fail."""
 
 from __future__ import annotations
 

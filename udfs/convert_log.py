@@ -3,7 +3,7 @@
 A stream: chunks are read and checked, converted (`logformat.writing.formats`), written, and counted for the indexes, in
 the memory of a chunk. Bytes at the end that are no batch come along as they are.
 
-While a conversion is written, a killed run leaves no half that looks whole, and the next one continues:
+A killed run leaves no partial file that looks complete, and the next run continues:
 
   convert.part           beside the partitions, written first, removed last: says what is converted
   <topic>-<n>.part       folder of a partition, until all that it will hold is there; then it gets its own name
@@ -83,8 +83,8 @@ def convert_log(
 
     limit: maximum size of a log. Magic 3 may be larger than magic 2 if the producer compressed better than this writer,
     and the way back larger still: if the log would come near the limit, its batches are copied unchanged. Raises
-    LogFormatError where a log in magic 2 grows beyond it, and for damage, as a reader does; what is written then is
-    worth nothing.
+    LogFormatError where a log in magic 2 grows beyond it, and for damage, as a reader does; the written file is then
+    invalid.
     """
     path, size = segment.path, segment.size_bytes
     reader, log = LogReader(settings.chunk_bytes, settings.max_batch_bytes), log_file(source, path, size)
@@ -131,7 +131,9 @@ def _unchanged(part: Converted, chunk: Chunk, rows: np.ndarray) -> Converted:
 
 
 def holds_magic_3(root: Root, path: str, size: int) -> bool:
-    """Return whether some batch has magic 3, by the headers alone. Damage ends the walk: who reads the log says it."""
+    """Return whether some batch has magic 3, by the headers alone. Damage ends the walk; a reader of the log reports
+    the damage.
+    """
     try:
         return any((chunk.batches["magic"] == 3).any() for chunk in LogReader().headers(log_file(root, path, size)))
     except LogFormatError:

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def groups(items: Iterable[T], size_of: Callable[[T], int], most: int) -> Iterator[tuple[T, ...]]:
-    """Yield tuples of consecutive items whose sizes add up to at most `most`; a larger item is alone."""
+    """Yield tuples of consecutive items whose sizes add up to at most `most`; a larger item is a group by itself."""
     group: list[T] = []
     held = 0
     for item in items:

@@ -1,4 +1,4 @@
-"""Offsets that no segment holds: lawful if a cleaner removed what was there, a gap if a file is missing or short.
+"""Offsets that no segment holds: a hole that a cleaner made is valid; a missing or short file is a gap.
 
 A leader writes without holes: each batch begins where the one before it ends, each segment where the last one ends, and
 a batch holds a record for each of its offsets. Only a cleaner makes holes, and it cleans a log from its start on. So:
@@ -8,19 +8,18 @@ a batch holds a record for each of its offsets. Only a cleaner makes holes, and 
                                                      that was filled from a cleaned leader
   above, without                                     a file is missing, empty, or cut at a batch border: a gap
 
-"A cleaner's work" is a batch that holds fewer records than offsets, begins above the end of the one before it, or has a
-delete horizon, which only a cleaner sets. Above a hole, it shows that the cleaner has passed the hole. In the segment
-that ends at the hole, it shows that the cleaner may have removed the end of that segment too (Kafka before 4.0, and
-again from 4.4 on, does not keep the last batch of what it cleaned; KAFKA.md, "Versions").
+"A cleaner's work" is a batch with fewer records than offsets, with a first offset above the end of the previous batch,
+or with a delete horizon, which only a cleaner sets. Above a hole, it shows that the cleaner has passed the hole. In the
+segment that ends at the hole, it shows that the cleaner may have removed the end of that segment too (Kafka before 4.0,
+and again from 4.4 on, does not keep the last batch of what it cleaned; KAFKA.md, "Versions").
 
-Nothing else decides. If a cleaner removed whole batches at a border alone, and its checkpoint is lost, the bytes are
-those of a log without a file: producers whose sequences continue over the hole wrote no record there, and those whose
-sequences jump did; neither shows the cause. Such a hole is reported as a gap too, with a message that a cleaner may
-have made it.
+No other evidence exists. If a cleaner removed only whole batches at a segment border, and its checkpoint is lost, the
+bytes equal those of a log with a missing file. Producer sequences do not show the cause: they continue over the hole,
+or jump, in both cases. Such a hole is reported as a gap too, with a message that a cleaner may have made it.
 
-A hole is a gap anywhere if a file shows that something was there: an index without its log, or an index whose last
-entry lies behind the end of its log. The same holds behind the last segment, where a producer snapshot counts too, and
-below the first one, where the first leader epoch says where the log began.
+A hole is a gap anywhere if a file shows that records existed: an index without its log, or an index whose last entry
+lies behind the end of its log. The same holds behind the last segment, where a producer snapshot counts too, and below
+the first one, where the first leader epoch says where the log began.
 
 Compaction (`udfs.compact.scan.scan_partition`) and all readers of an archive share this rule. `udfs.verify.gaps` has
 code of its own for it, and tests compare the two. A reader checks only the holes within the wanted offsets. It sees a

@@ -1,5 +1,5 @@
-"""Comparison of a written `.log` with what should be in it, by reading it back; and of many logs with what a store
-knows of them, byte by byte, before the archive's may be deleted.
+"""Comparison of a written `.log` with its intended content, by reading it back; and of many logs with the store's
+records of size and checksum, before files of the archive may be deleted.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class FilesPlan:
 class FilesResult:
     """Result of reading them."""
 
-    store_problem: Problem | None  # the first file of the generation that is another one now
+    store_problem: Problem | None  # the first file of the generation that has changed
     n_same: int = 0  # so many of the archive's first files are what they were
     archive_problem: Problem | None = None  # problem of the next file of the archive
 
 
 def compare_files(plan: FilesPlan) -> FilesResult:
-    """Read the generation's files, then the archive's, up to the first that differs from what the store says of it."""
+    """Read the generation's files, then the archive's, up to the first file that differs from the store's record."""
     store_problem, _ = _same(plan.name, plan.store_uri, plan.stored)
     if store_problem is not None:
         return FilesResult(store_problem)

@@ -127,7 +127,7 @@ def open_file(root: Root, path: str) -> Any:
 
 
 def opened(root: Root, path: str) -> AbstractContextManager[Any]:
-    """Open a file for reading: a local one as io.FileIO, of which batches.reader reads headers alone; else with
+    """Open a file for reading: a local file as io.FileIO, so that batches.reader can read headers alone; else with
     pyarrow.
 
     Raises LogFormatError kind "unreadable" if it cannot be opened or is no regular file.
@@ -209,7 +209,7 @@ def put_if_absent(root: Root, path: str, data: bytes) -> bool:
     except FileExistsError:
         return False
     finally:
-        with contextlib.suppress(OSError):  # it costs its bytes until old commits go
+        with contextlib.suppress(OSError):  # it occupies space until old commits are deleted
             os.unlink(root.full(other))  # noqa: PTH108
         flush(root, folder)
     return True
@@ -263,7 +263,7 @@ _begun: dict[tuple[int, str], list[Future[None]]] = {}  # flushes that `flush_wh
 
 
 def await_flushes(root: Root, folder: str) -> None:
-    """Wait for the flushes that `flushing` has begun in a folder which is to be deleted, however they end."""
+    """Wait for the flushes that `flushing` has begun in a folder to delete, and ignore their results."""
     for flushed in _begun.pop((os.getpid(), root.full(folder)), ()):
         flushed.exception()
 
@@ -356,7 +356,7 @@ def links_in(root: Root, folder: str) -> set[str]:
 
 
 def links_below(root: Root) -> Iterator[str]:
-    """Yield the path of each symbolic link below a local folder, however deep."""
+    """Yield the path of each symbolic link below a local folder, at any depth."""
     for folder, folders, files in os.walk(root.base) if root.is_local else ():
         paths = (os.path.join(folder, name) for name in (*folders, *files))  # noqa: PTH118 - of very many
         yield from (path.removeprefix(f"{root.base}/") for path in paths if os.path.islink(path))  # noqa: PTH114

@@ -1,12 +1,12 @@
 """One log of a partition's remote segments and of the local log directory beside them.
 
 A broker with tiered storage uploads closed segments as they are, and deletes them locally when their local retention is
-over. So the remote segments hold the beginning of the log, the local ones its end, and some lie in both. All remote
-segments count, and the local ones that remote storage lacks: a segment that was listed stays listed when the broker
-deletes its local copy. Of the last remote segment the local copy counts if the upload has not ended.
+over. So the remote segments hold the beginning of the log, the local ones its end, and some lie in both. The log has
+all remote segments, and the local segments that remote storage lacks. A listed segment therefore stays listed when the
+broker deletes its local copy. If the upload of the last remote segment is incomplete, the local copy replaces it.
 
-A listing opens no log. These facts show that both belong to one log: the topic id, the leader epochs, and the borders
-and sizes of the segments that lie in both. Any other difference is an overlap or a gap for the readers of the log.
+A listing opens no log. Topic id, leader epochs, and the base offsets and sizes of shared segments show that both parts
+are one log. Readers of the log report any other difference as an overlap or a gap.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def note_beginnings(partitions: Iterable[Listed]) -> None:
 
 
 def _difference(uploaded: Listed, local: Listed) -> Problem | None:
-    """Return the problem of two folders that do not hold one log; None if no fact of the listing says so."""
+    """Return the problem of two folders with different logs; None if the listing shows no difference."""
 
     def differ(expected: str, found: str) -> Problem:
         hint = "keep the folder of the log that you want below the root, and move the other one away"

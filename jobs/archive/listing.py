@@ -1,4 +1,5 @@
-"""Contents of an archive: its partitions, their files, and what the small text files beside them say. No log is opened.
+"""Contents of an archive: its partitions, their files, and the values of the small text files beside them. No log is
+opened.
 
 An archive is a log directory of a broker, or a folder of such directories: every folder that is named and filled like a
 partition's counts, up to `_MAX_DEPTH` folders below the root. Where a folder holds segments of tiered storage, the
@@ -159,7 +160,7 @@ def listed(uri: str, topics: TopicFilter = EVERY_TOPIC) -> Archive:
 
 
 def archive_root(uri: str) -> Root:
-    """Return the root of an archive: a view, if it holds tiered storage. Raise FileNotFoundError if it is gone."""
+    """Return the root of an archive: a view if it has tiered storage. Raise FileNotFoundError if it is missing."""
     return list_archive(open_root(uri), lambda _: False).root
 
 
@@ -196,7 +197,8 @@ def list_archive(root: Root, wanted: Callable[[str], bool], marks: Collection[st
 
 
 def list_folder(root: Root, folder: str) -> Archive:
-    """List the one partition of a folder right below the root, with what the log directory's checkpoints say of it.
+    """List the single partition of a folder directly below the root, with its values in the checkpoints of the log
+    directory.
 
     The archive is empty if the folder holds no log or is not named like a partition's. A missing folder is a problem.
     """
@@ -231,11 +233,11 @@ def _list(root: Root, path: str) -> tuple[list[pafs.FileInfo], int]:
 
 
 def _is_new(archive: Archive, path: str) -> bool:
-    """Return whether a real folder is met for the first time: a folder that several names lead to counts once."""
+    """Return whether a real folder was not listed before. A folder with several names is listed once."""
     try:
         identity = folder_identity(archive.root, path)
     except OSError:
-        return True  # reading the folder will say what is wrong
+        return True  # reading the folder reports the error
     if identity is None:
         return True
     first = archive.seen.setdefault(identity, path)
@@ -302,7 +304,7 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
 
 
 def _leave_out(archive: Archive, path: str, what: str) -> None:
-    """Note an entry that no job reads, though it may hold records of a log."""
+    """Note an entry that no job reads although it may contain records of a log."""
     archive.not_read.append(path or archive.root.uri)
     archive.notes.append(f"{path or archive.root.uri}: {what}; left out")
 
@@ -319,7 +321,7 @@ def _holds_cached_indexes(root: Root, path: str) -> bool:
 
 
 def _walk_link(archive: Archive, link: _Link, wanted: Callable[[str], bool], pool: ThreadPoolExecutor) -> None:
-    """Follow a link to a folder as if the folder lay there."""
+    """List the target of a link to a folder under the path of the link."""
     if names.parse_partition_folder(link.name) is None:
         _walk(archive, _below(link.path, link.name), link.depth + 1, wanted, pool)
     else:

@@ -90,8 +90,8 @@ FOREIGN: Final = (
 
 
 def check_holds_partitions(archive: Archive) -> None:
-    """Raise MissingPathError if the archive has no partition's folder: an unmounted disk or a wrong folder must not
-    pass for a healthy archive. Do nothing if a folder could not be listed: that is a problem of its own.
+    """Raise MissingPathError if the archive has no folder of a partition: an unmounted disk or a wrong folder is not an
+    intact archive. Do nothing if a folder could not be listed: that is a problem of its own.
     """
     if archive.topics or archive.unreadable:
         return

@@ -1,13 +1,13 @@
 """Comparison of folders, independent of the spelling of their paths: equality and containment.
 
 An archive is only ever read, so nothing may be written into it, and one store serves one archive. Comparing texts is
-not enough: a link, `..`, file:///, a mount or s3a:// names a folder in other words. So each folder has addresses:
+not enough: a link, `..`, file:///, a mount or s3a:// gives one folder several paths. So each folder has addresses:
 - local: from every ancestor that exists, known by device and inode, the names that lead down to the folder (links are
   resolved, even if the folder itself does not exist yet);
 - on Linux also its path within the mounted file system: a folder of the archive may be mounted somewhere else too, as
   in a container, and then none of its ancestors is the archive;
 - elsewhere: scheme (s3a:// is s3://), host or bucket, and the names in the path.
-A folder lies in another folder if an address of that folder is a prefix of one of its addresses.
+Folder X is inside folder Y if an address of Y is a prefix of an address of X.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def check_outside(written: Place, archive: Archive) -> None:
     for folder in sorted({*archive.folders, *(found.path for found in archive.partitions.values())}):
         try:
             stat = os.stat(root.full(folder))  # noqa: PTH116 - one of very many
-        except OSError:  # the folder has gone since the listing
+        except OSError:  # the folder was deleted after the listing
             continue
         if (stat.st_dev, stat.st_ino) in above:
             raise _nested(written, written, Place("the archive's folder", root.full(folder)))
 
 
 def local_path(uri: str) -> str | None:
-    """Return the path of a local file or folder, however it is spelled; None on another file system."""
+    """Return the path of a local file or folder in any spelling; None on another file system."""
     uri = uri.removeprefix(TIERED)
     scheme, _, rest = uri.partition("://")
     if "://" not in uri:

@@ -4,8 +4,8 @@
   (jobs.compact.needed) -> every byte of what may go, and of the generation that replaces it, is read and held
   against its checksum; what differs, and all above it, is needed
 
-Nothing is written. A run that commits meanwhile only makes more of the archive needless, and a rollback goes to a
-generation that was counted.
+Nothing is written. A concurrent commit only reduces the needed segments, and the answer covers every generation that a
+rollback can select.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class JudgedPartition(TypedDict):
 
 @dataclass
 class ArchiveNeededReport(JobReport):
-    """Report of which segments of an archive a store still needs."""
+    """Report of the segments of an archive that a store still needs."""
 
     job = "archive-needed"
     results_at = "answers"
@@ -205,7 +205,7 @@ class _Stored:
 
 
 def run(options: ArchiveNeededOptions, progress: Progress) -> ArchiveNeededReport:
-    """Say of each partition which archived segments are still needed."""
+    """Report the archived segments of each partition that are still needed."""
     began = time.perf_counter()
     uri = normal_uri(options.archive)
     archive = listed(uri, options.topics)

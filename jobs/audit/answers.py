@@ -52,7 +52,7 @@ def parts_by_unit(found: Gathered, sides: Sequence[Side], spread: Collection[str
 
 @dataclass
 class Answers:
-    """Files of the answer: of units that were asked, and of those whose rows are kept."""
+    """Files of the answer: of queried units, and of units whose earlier rows are kept."""
 
     folder: str  # folder of new files, below the store
     fingerprints: Fingerprints  # fingerprints of all units

@@ -1,7 +1,7 @@
-"""Positions of groups: which offsets of which partitions each has been delivered, from the logs of coordinators.
+"""Positions of groups: the delivered offsets of each group by partition, from the logs of coordinators.
 
-The logs of __consumer_offsets and __share_group_state are read each time, whole, a task for each partition: what a
-group committed last may stand anywhere in them.
+Each audit reads the complete logs of __consumer_offsets and __share_group_state, one task per partition, because the
+last commit of a group can be anywhere in them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def committed_positions(
 
 
 def _position(group: str, kind: str, row: OffsetCommit | None, unknown: Collection[str]) -> Position:
-    if row is None:  # a share group that has no row here has no state: one that could not be read has a row
+    if row is None:  # a share group without a row has no state; a group with unreadable state has a row
         return Position(group, kind, known=kind == "share" or group not in unknown)
     start = row.offset or 0
     tail = min(max([start, *(last + 1 for _, last in row.delivered)]), 2**63 - 1)

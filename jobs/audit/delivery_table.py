@@ -29,7 +29,7 @@ def read_deliveries(spark: SparkSession, uri: str, key_format: KeyFormat) -> Dat
     """Return group, topic, key (binary), `told` (an offset), and partition if the table has it; each key of a group
     once.
 
-    key_format: how a column of strings shows keys. Raise UsageError for a table that has not these columns, or rows
+    key_format: how a column of strings shows keys. Raise UsageError for a table without these columns, or with rows
     without values.
     """
     found = _loaded(spark, normal_uri(uri))

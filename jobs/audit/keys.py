@@ -25,7 +25,7 @@ from lastkey.udfs.audit.entries import Cuts
 from lastkey.udfs.audit.keys import AUDIT_KEYS as KEYS
 from lastkey.udfs.audit.keys import FIRST, PARTITION_KEYS, KeysQuestion, add_partitions, first_keys
 
-_MISPLACED_SHARE = 0.5  # above it the number of partitions, or the partitioner, is another one
+_MISPLACED_SHARE = 0.5  # a larger share indicates another number of partitions or another partitioner
 PartitionRow = Annotated[dict[str, Any], PARTITION_KEYS]
 KeyRow = Annotated[dict[str, Any], KEYS.remove(KEYS.get_field_index("source"))]
 _KEY_COLUMNS: Final = (

@@ -73,7 +73,7 @@ def _without_id(read: AuditRead) -> AuditRead:
 
 
 def absent_reads(reads: Sequence[AuditRead], listed: Mapping[str, Collection[str]]) -> set[int]:
-    """Return the ids of reads whose files are gone. listed: paths that are there, by root; others are looked for."""
+    """Return the ids of reads whose files are missing. listed: paths that are there, by root; others are looked for."""
     out = set[int]()
     for root, paths in listed.items():
         others = [read for read in reads if read.root == root and read.path not in paths]

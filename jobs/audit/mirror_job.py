@@ -1,4 +1,4 @@
-"""`audit mirror A B`: whether B is a copy of A, key by key."""
+"""`audit mirror A B`: comparison of a copy B with its original A, key by key."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _WIDTHS: Final = (3, 4)
 
 
 def read_offsets(file: str, group: str) -> dict[Key, int]:
-    """Return a group's offsets by topic and partition. Raise UsageError with the line that is none."""
+    """Return a group's offsets by topic and partition. Raise UsageError that names a malformed line."""
     uri = normal_uri(file)
     folder, _, name = uri.rpartition("/")
     try:

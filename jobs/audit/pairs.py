@@ -63,7 +63,7 @@ class PairAudit(Audit[O, R]):
         every = _listed(options.b, EVERY_TOPIC if options.renames else options.topics)
         pair.a, pair.b, pair.topics = a.name, every.name, set(a.n_partitions)
         names = names_in_a(set(every.n_partitions), [Rename.of(text) for text in options.renames])
-        if a.name == every.name:  # it holds both: what is a copy is no original
+        if a.name == every.name:  # the source has both topics: a copy is not compared as an original
             pair.topics -= {topic for topic, name in names.items() if topic != name}
             a = a.only(pair.topics)
         others = sorted(topic for topic, name in names.items() if name not in pair.topics)

@@ -1,6 +1,6 @@
 """Command line: parses options, runs one job, prints its report. Nothing else prints.
 
-stdout holds the report, as text or, with --json, as one JSON object; everything else goes to stderr.
+stdout holds the report, as text or, with --json, as one JSON object; all other output is on stderr.
 """
 
 from __future__ import annotations
@@ -376,7 +376,7 @@ def _run_command(arguments: Sequence[str], ending: Ending) -> int:
     except (BrokenPipeError, SystemExit):  # click raises the second for the first
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the buffered rest of stdout is dropped
         return 128 + signal.SIGPIPE
-    except Exception as error:  # the last resort, and the one place for it
+    except Exception as error:  # every other exception is a defect, reported only here
         return _fail(failures.other_failure(error, arguments), as_json, ending)
 
 

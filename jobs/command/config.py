@@ -1,9 +1,9 @@
 """Settings: one TOML file with Kafka's own names, parsed into frozen dataclasses.
 
     [defaults]             for every topic
-    [topics."orders-*"]    for the topics that a glob names: an exact name wins over globs, a later glob over an earlier
-    [job]                  for speed and memory, never the result
-    [made]                 of which state of a cluster `policies` made the file; nothing to set
+    [topics."orders-*"]    for the topics that a glob names: an exact name has priority over globs, a later glob over an
+    earlier [job]                  for speed and memory, never the result [made]                 of which state of a
+    cluster `policies` made the file; nothing to set
 
 Each setting is one field below: name, unit, allowed values, default, and its documentation, of which
 `docs.option_tables` makes `conf/cleaner.toml` and the reference page. `--set` overrides a setting for one run.
@@ -292,7 +292,7 @@ class JobSettings:
 
 @declared
 class ClusterState:
-    """State of a cluster that `policies` took a settings file from; -1: not known."""
+    """State of the cluster from which `policies` wrote a settings file; -1: unknown."""
 
     time_ms: Whole = setting(_ms(-1), "Time of that state.", default=-1, flag="time_ms")
     offset: Whole = setting(number(-1, MAX_LONG), "First offset of __cluster_metadata that is not in it.", default=-1)

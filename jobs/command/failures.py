@@ -186,7 +186,8 @@ def make_failure(error: BaseException) -> Failure:
 
 
 def other_failure(error: Exception, arguments: Sequence[str] = ()) -> Failure:
-    """Return the failure for another error: a full disk, a JVM that is gone, the signal behind the error, or a defect.
+    """Return the failure for another error: a full disk, a terminated JVM, the signal that caused the error, or a
+    defect.
 
     arguments: those of the command, which name the folders that it writes to.
     """

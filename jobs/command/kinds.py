@@ -161,7 +161,7 @@ def check_each(
 
 
 def _not_empty(option: Value[Any, Any], values: tuple[Some, ...], what: str) -> tuple[Some, ...]:
-    """Raise UsageError for an empty list of what narrows a run: it must not pass for "all"."""
+    """Raise UsageError for an empty list of an option that restricts a run: an empty list does not mean "all"."""
     if not values:
         raise option.wrong(f"at least one {what}", "none; leave it out to take all")
     return values

@@ -93,7 +93,7 @@ class JobOptions:
         """Bring options into the form that jobs read."""
 
     def validate(self) -> None:
-        """Raise UsageError for options that do not go together. Called wherever options come from a user."""
+        """Raise UsageError for options that do not go together. Called for all options from a user."""
 
 
 @declared

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lastkey.udfs.segments import Expired, Reason
 
 WIDTH: Final = 80  # columns of a text
-MOST_ROWS: Final = 20  # limit for a table; a longer one shows only rows that tell something
+MOST_ROWS: Final = 20  # limit for a table; a longer table shows only rows that need attention
 _MOST_LISTED: Final = 200  # problems or files of a text; JSON has all
 _LOG = logging.getLogger("lastkey")
 

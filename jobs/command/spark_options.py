@@ -1,4 +1,4 @@
-"""Options of spark-submit: they stand before the job's name, and the job's own behind it."""
+"""Options of spark-submit. They precede the name of the job; options of the job follow the name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WITH_VALUE: Final = (
 )  # fmt: skip
 OF_SPARK: Final = frozenset((*SWITCHES, *WITH_VALUE))
 IN_DEFAULTS: Final = " in spark-defaults.conf"  # suffix of the names of the machine's default settings
-# Options that only masters with executors of their own take notice of
+# Options that only masters with their own executors use
 _OF_EXECUTORS = re.compile(
     r"--(executor-\w+|num-executors|total-executor-cores|queue|supervise|proxy-user|archives|driver-cores|class)"
     r"|(--conf )?spark\.(executor\.(memory|memoryOverhead|cores|instances)\b|cores\.max\b|driver\.(cores|supervise)\b"
@@ -32,7 +32,7 @@ _OF_MASTERS: Final = {
     r"--total-executor-cores|(--conf )?spark\.cores\.max\b": ("spark", "k8s"),
     r"(--conf )?spark\.kubernetes\.": ("k8s",),
 }
-# Options that a client of Spark Connect takes notice of
+# Options that a client of Spark Connect uses
 _OF_CLIENTS = re.compile(r"--remote|(--conf )?spark\.(remote\b|sql\.)")
 # Spark options that threads use: local[4] means four
 _OF_THREADS = re.compile(r"--master|(--conf )?spark\.master\b")

@@ -3,8 +3,8 @@
 The first Ctrl-C or SIGTERM asks for the end. The second one ends the run at once, as the first does outside of
 `stoppable`; after that no signal is caught any more. Other code that wants an early end calls `Stop.request_end`.
 
-Only the command line handles signals, because its process works for nothing else. A Python program that calls a job
-keeps its own handlers: Ctrl-C raises KeyboardInterrupt there, and ends the run at once.
+Only the command line handles signals, because its process does nothing else. A Python program that calls a job keeps
+its own handlers: Ctrl-C raises KeyboardInterrupt there, and ends the run at once.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Files and folders that a user names for writing: what they may replace, and how a file gets its name, when it is
-whole.
+"""Output files and folders named by a user: the files that they may replace, and the rename of a complete file.
 
 A user can misspell a name, and an archive is often the only copy. So a command replaces only a file of the kind that it
 writes, or an empty one, and writes only to an empty folder. It never writes through a symbolic link: the target may

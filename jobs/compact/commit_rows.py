@@ -148,7 +148,7 @@ def make_state(r: PartitionResult, generation: int, run_id: str, now_ms: int) ->
     """Return the state of a partition after the run. `generation`: the current one, -1 if missing."""
     problem = r.problem
     clean, dirty, ratio = r.cleanable.clean_bytes, r.cleanable.cleanable_bytes, r.cleanable.ratio
-    if r.status == "cleaned":  # and committed: what was dirty is clean now, but not if only retention deleted segments
+    if r.status == "cleaned":  # and committed: dirty offsets are clean after it, unless only retention deleted segments
         clean = sum(s.size_bytes for s in r.log.segments if s.base_offset < r.log.first_dirty_offset)
         dirty = 0 if r.log.compacted else min(dirty, sum(s.size_bytes for s in r.log.segments) - clean)
         ratio = dirty / (clean + dirty) if dirty else 0.0
@@ -172,7 +172,9 @@ def make_state(r: PartitionResult, generation: int, run_id: str, now_ms: int) ->
 
 
 def write_partition_states(start: Start, outcome: Outcome) -> None:
-    """Write the partitions' states, but of those that were not due only what is new: such a run should cost little."""
+    """Write the partitions' states. For partitions that were not due, write only changed states, so that such a run is
+    cheap.
+    """
     state, now_ms = start.state, start.options.now_ms
     before = state.states() if outcome.cut_off or any(r.status == "not_due" for r in outcome.results) else {}
     rows = []

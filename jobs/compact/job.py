@@ -107,7 +107,7 @@ def _work(engine: Engine, start: Start, plans: Sequence[PartitionPlan], outcome:
         lease: AbstractContextManager[list[Lease]] = nullcontext([])
     else:
         if not start.checkpoints:
-            state.check_writable()  # for a store that has committed before, the next commit finds out
+            state.check_writable()  # for a store with earlier commits, the next commit detects the conflict
         lease = hold_lease(state.root, start.run_id, outcome.planned, outcome.notes_on_runs)
     with lease as expired:
         outcome.notes_on_runs += record_killed(options.store, expired)
@@ -185,7 +185,9 @@ def _report(
 
 
 def _cut_off_notes(outcome: Outcome) -> list[str]:
-    """Return a note for each partition whose work is lost: if it takes longer than all the time, it never gets done."""
+    """Return a note for each partition whose work is lost. A partition that needs more than --max-runtime is never
+    finished.
+    """
     return [
         f"{partition_folder(*key)}: not finished within --max-runtime; a later run begins it again. If that repeats, "
         "give it more time"

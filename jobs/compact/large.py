@@ -41,7 +41,7 @@ from lastkey.udfs.segments import SegmentScan
 
 
 def one_partition(plan: PartitionPlan) -> PartitionResult:
-    """Compact a partition in one task: the way of every partition that is not shared by several tasks."""
+    """Compact a partition in one task, unless several tasks share the partition."""
     # another try of this task has another folder; that of the one that counts is the generation's
     folder = folder_of_this_attempt(plan.run.store_uri, plan.run.folder)
     return compact_partition(replace(plan, run=replace(plan.run, folder=folder)))
@@ -55,7 +55,7 @@ def compact_large(workers: Runner, plan: PartitionPlan, watcher: Watcher, run_st
     clock = Clock()
     try:
         done = attempt(plan.name, lambda: _compact_if_due(workers, plan, clock, watcher, run_stages))
-    finally:  # above all if the disk is full, which ends the run
+    finally:  # for example if the disk is full, which ends the run
         remove_attempts(plan)
     if isinstance(done, Exception):
         raise done

@@ -1,4 +1,4 @@
-"""Rule of which segments of an archived partition the store still needs: on values, without I/O.
+"""Rule that selects the segments of an archived partition that the store still needs. It works on values, without I/O.
 
 `archive-needed` shows all reasons, segment by segment; `compact` and `archive-needed` end with a summary of the same
 rule for the archive as a whole. Everything from a first needed segment on is needed, so what is left of a log is always
@@ -70,7 +70,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Needed:
-    """Reason why the archive is still needed, and for which of its partitions, entries or topics."""
+    """Reason why the archive is still needed, and its partitions, entries or topics with this reason."""
 
     facts: ClassVar[str] = "kind message names"
     kind: str  # a key of WHY
@@ -147,12 +147,12 @@ class Facts:
 
 @dataclass
 class Answer:
-    """Answer for one partition: which of its segments are needed, and why."""
+    """Answer for one partition: its needed segments, and the reasons."""
 
     archived: ArchivedPartition
     generation: int | None = None
     reasons: list[Reason] = field(default_factory=list)
-    problem: Problem | None = None  # why it could not be judged, or what is wrong with what was read
+    problem: Problem | None = None  # reason without an answer, or the problem of a file that was read
 
     @property
     def first_needed(self) -> int:
@@ -185,9 +185,7 @@ class Answer:
         return replace(self, reasons=[*self.reasons, Reason("changed", number, str(problem))], problem=problem)
 
     def files(self) -> Iterator[str]:
-        """Yield the files that may go, in the order in which to delete them: if that stops at any of them, no index is
-        left without its log.
-        """
+        """Yield the deletable files in an order of deletion that never leaves an index without its log."""
         until = self.needed[0].base_offset if self.needed else 0
         snapshots = sorted((offset, path) for offset, path in self.archived.snapshots.items() if offset < until)
         for i, s in enumerate(self.not_needed):
@@ -204,7 +202,7 @@ def answer(facts: Facts) -> Answer:
 
 
 def not_judged(archived: ArchivedPartition, generation: int | None, problem: Problem) -> Answer:
-    """Return the answer for a partition of which too little is known: all of it is needed."""
+    """Return the answer for a partition with too little data to decide: all of it is needed."""
     return Answer(archived, generation, [Reason("not_judged", 0, str(problem))], problem)
 
 
@@ -253,7 +251,7 @@ def _by_files(facts: Facts, current: Kept, read: Mapping[int, int]) -> Iterator[
 
 
 def _has_ended(facts: Facts, read: Mapping[int, int]) -> bool:
-    """Return whether no run finds more behind the last segment: it was read whole, and no writer was left."""
+    """Return whether no run will find data after the last segment: a run read all of the segment with --sealed."""
     last = facts.archived.segments[-1]
     return facts.sealed and read.get(last.base_offset) == last.size_bytes
 
@@ -303,7 +301,7 @@ def _by_next_runs(facts: Facts, current: Kept, read: Mapping[int, int], until: i
         reasons_found.append(Reason(ANCHOR if anchor_alone else "reads_on", bisect_left(bases, first), message))
     for kept in facts.older():
         reasons_found += _used_or_missing(kept, bases, facts.gaps)
-        if kept.checkpoint.chain == at.chain:  # else of another log, or given up by --reset: no run reads on from there
+        if kept.checkpoint.chain == at.chain:  # else of another log, or abandoned by --reset: no run continues there
             reasons_found += _after_rollback(facts, kept, bases)
     yield from reasons_found
     until = min([until, *(r.segment for r in reasons_found)])
@@ -315,7 +313,7 @@ def _after_rollback(facts: Facts, kept: Kept, bases: Sequence[int]) -> Iterator[
     row = kept.checkpoint
     inputs = input_from_generation(facts.archived, row, kept.segments, facts.store_uri, facts.gaps)
     if isinstance(inputs, Problem):
-        return  # after a rollback to it no run could continue, with or without these segments
+        return  # after a rollback to this generation no run can continue, with or without these segments
     if (first := _first_read(facts.archived, inputs)) is not None:
         message = f"generation {row.generation} ends at {row.next_offset}, until vacuum deletes it"
         yield Reason("rollback", bisect_left(bases, first), message)

@@ -1,8 +1,8 @@
 """Inputs of each partition's plan, from an archive's listing, the store's state and the settings (COMPACTION.md, "Start
 and end of a run").
 
-A run may erase, and no more: `erase` does. A later run is one for a partition as far as it reads again, from the
-archive, what was erased: after --reset, or where the archive had ended below a bound. The next run compacts.
+A run of `erase` only erases. A later run erases in a partition that reads erased records from the archive again: after
+--reset, or if the archive had ended below a bound. The following run compacts.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ def _from_remote(archived: ArchivedPartition) -> str:
 
 
 def _forward(checkpoint: Checkpoint) -> str:
-    """Return the advice to go forward again after a rollback: what the archive no longer has may be in the store."""
+    """Return the advice to roll forward after a rollback: the store may have offsets that the archive no longer has."""
     if not checkpoint.back_to:
         return ""
     before = checkpoint.generation - 1
@@ -336,7 +336,7 @@ def _forward(checkpoint: Checkpoint) -> str:
 
 @dataclass(frozen=True)
 class Erasures:
-    """Knowledge of a run about erasures: the user's key, and the keys that it erases itself."""
+    """Erasure data of a run: the user's HMAC key, and the record keys that this run erases."""
 
     key: bytes = field(default=b"", repr=False)  # b"": none was given
     new: bytes = field(default=b"", repr=False)  # the file of a new erasure; b"": the run compacts
@@ -409,7 +409,7 @@ def _bounds_after(bounds: Bounds, topic_id: str | None, next_offset: int, new: s
     for one, until in own.items():
         others = {other: n for other, n in bounds.get(one, {}).items() if other}  # one without an id is this one
         if one == new and log:
-            others = dict.fromkeys(others, MAX_OFFSET)  # records that came to them since the last erasure go too
+            others = dict.fromkeys(others, MAX_OFFSET)  # records since the last erasure are erased too
         out[one] = others | {log: until}
     return out
 

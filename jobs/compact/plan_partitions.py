@@ -119,7 +119,7 @@ def is_reset(options: CompactOptions, key: Key) -> bool:
 
 def begins_anew(start: Start, key: Key, problem: Problem | None) -> bool:
     """Return whether --reset applies: the partition diverged or has a gap, or a file of its generation is damaged or
-    gone. A healthy generation is continued, because the archive may no longer hold all that is in it.
+    missing. A healthy generation is continued, because the archive may no longer hold all that is in it.
     """
     if problem is None or not is_reset(start.options, key):
         return False
@@ -214,9 +214,9 @@ def restart_plan(start: Start, plan: PartitionPlan, *, checkpoints: bool) -> Par
 def share_budget(io_budget: int | None, drafts: Sequence[Draft], now_ms: int) -> list[int | None]:
     """Return the shares of the run's budget, in bytes.
 
-    In equal parts it might suffice for no segment of any partition, for ever. So each gets all that it can use by what
-    the last run has found dead: first those that have waited longest for a run that cleans everything, then those of
-    which the largest share is dead. The rest is shared by the sizes of the logs.
+    Equal parts could be too small for every segment in every run. So a partition gets the bytes that it can use
+    according to the dead records found by the last run: first the partitions that have waited longest for a full run,
+    then those with the largest dead share. The rest is divided by the sizes of the logs.
     """
     if io_budget is None:
         return [None] * len(drafts)
@@ -235,8 +235,8 @@ def share_budget(io_budget: int | None, drafts: Sequence[Draft], now_ms: int) ->
 
 
 def _wish(draft: Draft, io_budget: int) -> tuple[float, int]:
-    """Return the share of dead bytes in the segments that a run by yield would rewrite without a budget, by facts known
-    before the run, and the maximum of bytes that it would move.
+    """Return two estimates for a run by yield without a budget, from facts known before the run: the share of dead
+    bytes in the segments to rewrite, and the maximum of bytes to move.
     """
     if not draft.partial:
         return 0.0, 0
@@ -291,14 +291,14 @@ def _is_touched(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
 
 
 def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan | PartitionResult:
-    """Return a result if the listing shows that nothing is due: all else could only make less of it cleanable. Else
+    """Return a result if the listing shows that nothing is due: other facts can only reduce the cleanable range. Else
     return the plan.
     """
     if plan.is_due_anyway or plan.policy.erasing is not None or _may_expire(plan, manifest):
         return plan
     settings = plan.policy.settings
     if not settings.compacts and _is_touched(plan, manifest):
-        return plan  # only the log itself shows if it is still the same one
+        return plan  # only the log itself shows whether the log is the same
     if not settings.compacts:
         row = _first_row(plan, manifest)
         return unread_result(plan, with_first(plan, row) if row else listed_times(plan.input.segments))
@@ -309,7 +309,7 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
     end = max(last + 1, plan.input.generation.next_offset or 0)
     active = end if plan.run.sealed else last
     if max(plan.cleaned_until, plan.input.log_start_offset, plan.input.log_start_checkpoint or 0) > end:
-        return plan  # only the log itself shows if it reaches that far
+        return plan  # only the log itself shows its end
     dirty = first_dirty_offset(plan.clean_from(plan.extent), plan.input.log_start_offset, end)
     if plan.run.sealed and any(s.from_offset for s in plan.input.segments):
         return plan  # only the log itself shows if the rest of a cut segment holds anything

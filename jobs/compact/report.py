@@ -62,7 +62,7 @@ class PhaseBytes(TypedDict):
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """Result of one partition, and what became of it in this run. gaps: first and last offset of each."""
+    """Result of one partition, and its commit in this run. gaps: first and last offset of each."""
 
     facts: ClassVar[str] = (
         " ".join(f"{name}=result.{path or name}" for name, _, path in (of.partition("=") for of in _OF_RESULT.split()))

@@ -1,4 +1,4 @@
-"""Values of a run: its inputs, which do not change, and its outcome, which is all that changes while it works."""
+"""Values of a run: its constant inputs, and its outcome, which changes during the run."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def run_waves(
         workers.start()  # pyspark takes SIGINT's handler when it starts
         with stoppable() as stop, ended_in_time(stop, start.ends_at):
             _work_through(workers, start, todo, outcome, progress, stop)
-    except EarlyEndError as error:  # from the second signal, or another cause that does not wait
+    except EarlyEndError as error:  # by the second signal, or by another cause without a delay
         committed = describe_committed(outcome.committed, outcome.due)
         error.add_note(f"stopped at once: at least {committed}; vacuum deletes what this run left")
         error.add_note("run again to continue")
@@ -116,9 +116,9 @@ def _work_through(
             progress.doing("removing unfinished output")
             _cancel(workers, start, [*begun, *todo], outcome)
             if out_of_time and not any(r.status == "stopped" for r in outcome.results):
-                outcome.ended_early = None  # all was done, just in time
+                outcome.ended_early = None  # all partitions were finished within the limit
     except BaseException as error:
-        if committing is not None and isinstance(error, Exception):  # a second signal waits for nothing
+        if committing is not None and isinstance(error, Exception):  # a second signal terminates without waiting
             wait([committing])
         if is_disk_full(error):  # leftovers of tasks that still write would fill the disk
             _cancel(workers, start, [*begun, *todo], outcome)
@@ -228,7 +228,7 @@ def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) ->
     large = iter(list(enumerate(choice.several, len(choice.one_task))))
 
     def several(spark: SparkTasks) -> None:
-        for item, plan in large:  # other threads take items of these partitions too
+        for item, plan in large:  # other threads process items of these partitions too
             spark.set_pool(plan.name)
             part = PartOf(partitions, item)
             partitions.ended(item, compact_large(spark, plan, part, partial(on_spark, spark, part)))
@@ -246,7 +246,7 @@ def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) ->
         while pending := [future for future in working if not future.done()]:
             wait([*pending, stop.asked], LOOK_SECONDS, FIRST_COMPLETED)
             if stop.is_asked:
-                deque(large, maxlen=0)  # no thread takes another item
+                deque(large, maxlen=0)  # threads start no further item
                 known = {result.name() for result in partitions.results()}
                 workers.cancel(working)  # and ignore later problems: this may be their cause
                 return [r for r in partitions.results() if r.status != "uncleanable" or r.name() in known]
@@ -264,14 +264,14 @@ def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) ->
 
 @dataclass(frozen=True)
 class Ways:
-    """Partitions of a wave by the way they are taken, in the wave's order."""
+    """Partitions of a wave by number of tasks (one or several), in the wave's order."""
 
     one_task: tuple[PartitionPlan, ...] = ()
     several: tuple[PartitionPlan, ...] = ()
 
 
 def choose_ways(plans: Sequence[PartitionPlan], workers: Workers) -> Ways:
-    """Choose how each partition is taken. The plans are of one run: the setting is the same for all."""
+    """Choose one task or several for each partition. All plans of a run have the same setting."""
     split = plans[0].run.limits.split_by
     if split == "none" or not isinstance(workers, SparkTasks):
         return Ways(tuple(plans))

@@ -4,8 +4,8 @@ A task for each segment, or for consecutive small ones (udfs.convert_log). The o
 names and times: logs in the other format with their indexes, and copies of everything else that the listing knows. The
 output of a store is one log directory, with the current generation of each partition.
 
-A run that is cut off leaves no partition that looks whole, and the next one with the same arguments continues with what
-is there (udfs.convert_log).
+An interrupted run leaves no partition that looks complete, and a rerun with the same arguments keeps the finished
+segments (udfs.convert_log).
 """
 
 from __future__ import annotations

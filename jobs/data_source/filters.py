@@ -1,8 +1,6 @@
-"""Conditions of a query, as far as they say what need not be read.
-
-Spark passes conditions that must all hold. It does not check those again that the source applies exactly; those that
-only narrow the reading are returned to it. With problem rows all are: null lies in no range, so a WHERE hides these
-rows.
+"""Conditions of a query that reduce the data to read. Spark passes conditions that must all hold. Spark does not repeat
+conditions that the source applies exactly; the source returns conditions that it applies only in part. With problem
+rows the source returns all conditions: null is in no range, so a WHERE hides these rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parser of the data sources' options. Names are not case sensitive. docs/data_source_options.py explains each.
 
 Options of Spark's own Kafka source keep their names and meaning, so that a query needs only another format name and a
-path. Options that only say how to talk to a broker (`kafka.*` and the like) are accepted and ignored.
+path. Options for connections to a broker, such as `kafka.*`, are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Selection:
         )
 
     def partition(self, topic: str | None, number: int | None) -> bool:
-        """Return whether to read a partition; one without a known name only if no limit could leave it out."""
+        """Return whether to read a partition. A partition without a known name is read only if no limit could exclude
+        it.
+        """
         if topic is None or number is None:
             return not self.topics.include and replace(self, topics=EVERY_TOPIC) == Selection()
         return (

@@ -218,8 +218,8 @@ class NoStream(DataSourceStreamReader):
 class PushingReader(Reader):
     """A reader for a session that pushes filters down, if the option pushFilters allows it.
 
-    The option exists because Spark 4.2 keeps what a filtered query reads, and reads only that in every later query on
-    the same DataFrame or view without a filter of its own. Rows would be missing silently.
+    The option exists because Spark 4.2 caches the partitions of a filtered query. Every later query without a filter on
+    the same DataFrame or view then reads only these. Rows would be missing silently.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name

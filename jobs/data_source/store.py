@@ -32,7 +32,7 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     """Return the wanted partitions, each at the generation that the options name, or at its current one.
 
     A path in the options says where the archive is now. Raise MissingPathError without a store, NO_GENERATION for a
-    generation that no wanted partition has, or whose files are gone.
+    generation that no wanted partition has, or whose files are missing.
     """
     state = open_store(options.store or "")
     store = state.root
@@ -74,7 +74,7 @@ def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list
 def generation_partition(
     store: Root, checkpoint: Checkpoint, manifest: list[Segment], archive: str | None
 ) -> SourcePartition:
-    """Return a generation to read. Raise NO_GENERATION if its files are gone. archive: where it is, if it moved."""
+    """Return a generation to read. Raise NO_GENERATION if its files are missing. archive: where it is, if it moved."""
     folder = checkpoint.folder
     beside = file_names(store, checkpoint)
     # after a run by yield, its logs lie in the folders of earlier generations too

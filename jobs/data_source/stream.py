@@ -45,7 +45,9 @@ class _Log:
     certain: bool  # no damage hides what comes after the end
 
     def ends_before(self, offset: int) -> bool:
-        """Return whether the log surely ends before the stream's `offset`. Beyond `end` alone, the stream waits."""
+        """Return whether the log certainly ends before the stream's `offset`. If the offset is only above `end`, the
+        stream waits.
+        """
         return offset > self.log_end and self.certain
 
 

@@ -1,1 +1,1 @@
-"""Erasure: records of some keys leave a store, and do not come back."""
+"""Erasure: removes the records of some keys from a store permanently."""

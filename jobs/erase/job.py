@@ -158,7 +158,7 @@ def _option_keys(given: Iterable[str], parse: Callable[[bytes], bytes], form: Ke
 
 
 def _file_keys(path: str, parse: Callable[[bytes], bytes], form: KeyFormat) -> Iterator[bytes]:
-    """Yield the key of each line. An empty line is an error: it may be a slip, and the empty key is a key."""
+    """Yield the key of each line. An empty line is an error: it may be a mistake, and the empty key is a valid key."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -166,7 +166,7 @@ def _file_keys(path: str, parse: Callable[[bytes], bytes], form: KeyFormat) -> I
         raise MissingPathError(path=path, expected="a file of keys", found=error.strerror or str(error)) from None
     if len(data) > _MOST_BYTES:
         raise UsageError(message=f"{path}: expected at most {_MOST_BYTES:,} bytes of keys, found more")
-    if data.startswith(_MARKS):  # else the first key is one that nothing holds, and would be called absent
+    if data.startswith(_MARKS):  # else the first key would contain the mark, match no record, and be reported as absent
         raise UsageError(
             message=f"{path}, line 1: expected a key, found a byte order mark: save the file as UTF-8 without one, or"
             " give its keys as hex if it is part of the first"

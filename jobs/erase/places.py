@@ -1,8 +1,6 @@
-"""The places where a key may still be: every file of an archive and of a store, and how each one is searched.
-
-A file is searched by what it is: a log by its records, a Parquet file by its columns, key files and filters by hashes.
-Formats that hold no keys are listed and not opened; the report counts them by kind. Any other file is searched for the
-bytes of each key.
+"""Places where a key may remain: every file of an archive and of a store, with its search method. Logs are searched by
+records, Parquet files by columns, key files and filters by hashes. Formats that hold no keys are listed and not opened;
+the report counts them by kind. Any other file is searched for the bytes of each key.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root
 
 HASH_KEY: Final = "hash.key"
-_WITHOUT_KEYS: Final = {*TABLES} - {*AUDIT_TABLES} | {AUDIT_READS}  # tables that no key is ever put into
+_WITHOUT_KEYS: Final = {*TABLES} - {*AUDIT_TABLES} | {AUDIT_READS}  # tables that never contain a key
 
 _LOG = re.compile(r"[0-9]{20}\.log\b.*|.*\.log")  # <base>.log.deleted and the tiered <offset>-<id>.log too
 _ID = "[A-Za-z0-9_-]{22}"  # id of a tiered segment
@@ -152,7 +150,7 @@ def appeared_since(places: Places, roots: Iterable[Root]) -> list[Problem]:
 
 
 def _by_name(file: SearchFile, paths: set[str], config: Config) -> SearchFile:
-    """Return a file as what its name says that it is: a log, which is searched by its records, a table, or bytes."""
+    """Return a file with the kind that follows from its name: log, table, or bytes."""
     folder, _, name = file.path.rpartition("/")
     if not _LOG.fullmatch(name):
         return _as_table(file)
@@ -234,7 +232,7 @@ def _add_table_file(places: Places, file: SearchFile, generations: _Generations)
 
 
 class _Generations:
-    """The store's tables, for words about its files: which generation names them, which version of a table."""
+    """Tables of the store, for descriptions of its files: the generation or table version that references each file."""
 
     def __init__(self, state: State, places: Places, has_generations: bool) -> None:
         self._root = state.root
@@ -290,7 +288,7 @@ class _Generations:
         if table not in self._versions:
             try:
                 self._versions[table] = data_files(self._root, table)
-            except Exception:  # any error: only a word of the report depends on the version
+            except Exception:  # any error: only a description in the report depends on the version
                 self._versions[table] = None
         of_newest = self._versions[table]
         return "unknown" if of_newest is None else "current" if path in of_newest else "older"

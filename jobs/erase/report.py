@@ -1,4 +1,4 @@
-"""Report of `erase`: what went from each partition, and where the keys still are."""
+"""Report of `erase`: erased records of each partition, and remaining places of the keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CURRENT = "current"
 
 @dataclass(frozen=True, order=True)
 class SearchedGeneration:
-    """A generation, or what a dead run left. The files of a current one may have been written by earlier runs."""
+    """A generation, or files of a killed run. Earlier runs may have written files of a current generation."""
 
     topic: str
     partition: int
@@ -38,7 +38,7 @@ class SearchedGeneration:
 
     @property
     def is_current(self) -> bool:
-        """Return whether it is the one that readers see."""
+        """Return whether this is the current generation."""
         return self.state == _CURRENT
 
     def __str__(self) -> str:
@@ -252,7 +252,7 @@ class EraseReport(JobReport):
     def _how_to_delete(
         self, at: SearchedGeneration, held: Held, kept: Sequence[OnlyCopy], listed: Sequence[JudgedGeneration]
     ) -> str:
-        """Return how to delete an older generation. One that vacuum keeps may be needed by another one.
+        """Return the command that deletes an older generation. Another generation may need one that vacuum keeps.
 
         kept, listed: generations of its partition that vacuum keeps for their offsets, and all that vacuum lists.
         """

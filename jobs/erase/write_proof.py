@@ -1,4 +1,4 @@
-"""The proof of a search for keys: what was looked for, what was listed, what was found, and what was not read.
+"""Proof of a search for keys: the searched keys, the listed files, the findings, and the unread places.
 
 It is a JSON array, written row by row: a search may have millions of findings. Each row has a `type`. The first one is
 a "header"; the last one is a "footer" with the number of rows of each type.

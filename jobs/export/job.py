@@ -190,7 +190,7 @@ def check_latest(options: ExportOptions) -> None:
 
 
 def check_output(uri: str, options: ExportOptions, partitions: Sequence[SourcePartition]) -> None:
-    """Raise UsageError if the output and what is read lie in one another."""
+    """Raise UsageError if the output is inside a source, or a source inside the output."""
     read = {normal_uri(place) for place in (options.archive_place, options.store) if place is not None}
     read |= {segment.root for one in partitions for segment in one.segments}
     check_apart(Place("--output", uri), *(Place("what is exported", place) for place in sorted(read)))

@@ -8,7 +8,7 @@
 So a run that is killed has committed both or nothing. A partition is blocked, and is named, at what cannot
 be read: damage, a gap, records that retention took before they were read, a partition that is not there. Damage hides
 how transactions ended, so reading stops at the first one that is open in front of the segment with the damage. Rows
-whose records retention took later stay: the table is what all records that ever came say of each key.
+whose records retention deleted later are kept: the table has the latest state of each key over all records ever read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _KEY: Final = ("partition", "key")
-_READINGS: Final = 3  # the first finds damage, the second stops in front of it, the third leaves the partition out
+_READINGS: Final = 3  # passes: detect damage, stop before the damage, exclude the partition
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Topic:
     def last_rows(
         self, parts: Sequence[_PartitionRead], *, columns: tuple[str, ...] = ROWS, whole: bool = False
     ) -> list[LastRows]:
-        """Write a file for each partition, and return what the tasks say."""
+        """Write a file for each partition, and return the results of the tasks."""
         limit = self.options.config.topic_settings(self.name).max_decompressed_batch_bytes
         memory = self.options.config.job.task_memory_bytes
         tasks = [
@@ -293,7 +293,9 @@ def _vanished(origin: Origin, topic: str, number: int) -> Problem:
 
 
 def _note_cleaned(topic: str, stand: TableOffsets, origin: Origin, report: ExportReport) -> None:
-    """Say where a cleaner was sooner than this run: it may have taken tombstones that the table has not seen."""
+    """Note partitions that a cleaner has cleaned beyond the table's offsets: it may have removed tombstones that no run
+    has read.
+    """
     for number, offset in sorted(stand.offsets.items()):
         cleaned = origin.cleaned.get((topic, number))
         if cleaned is not None and cleaned > offset:

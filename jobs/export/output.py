@@ -128,7 +128,7 @@ class ExportFolder:
         return mark if known else {}
 
     def check_own(self) -> None:
-        """Raise ConflictError if another export has taken the folder: in a bucket nothing keeps it out."""
+        """Raise ConflictError if another export has replaced the mark in the folder: a bucket has no lock."""
         if self.read().get("run") != self.run:
             raise ConflictError(path=self.root.uri, expected="no other export into this folder", found="a newer one")
 

@@ -230,7 +230,7 @@ def refresh(
     Rows of a partition that cannot be listed are kept, because its segments may still exist.
     """
     unlisted = {(plan.topic, plan.partition) for plan in plans if plan.problem is not None}
-    with state.lock():  # from here to the write: two refreshes at once would both append
+    with state.lock():  # locked until the write: two concurrent refreshes would both append
         recorded = known_segments(spark, state)
         listed = {(s.topic, s.partition, s.listed.base_offset): s for plan in plans for s in _segments(plan)}
         same = {

@@ -220,7 +220,7 @@ def _merge(options: MergeOptions, tasks: Sequence[MergeTask], report: MergeRepor
     with workers(chosen_engine(options, writes=True), sum(sizes), options.config, report, progress) as made:
         try:
             merged = made.run(merge_partition, tasks, "merge: partitions", CountedBytes(progress, sizes))
-        except BaseException as error:  # wait for the other tasks: their output would be left behind
+        except BaseException as error:  # wait for the other tasks, so that their output can be removed
             made.cancel([])
             if not made.await_end() and not options.dry_run:
                 error.add_note(f"a task may still write into {options.output}: remove the folder before the next run")

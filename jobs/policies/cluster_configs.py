@@ -13,8 +13,8 @@ in one file:
     All configs for broker 1 are:
     Default configs for brokers in the cluster are:
 
-Synonyms say of which layer each value is. A value may hold line breaks; a line that fits nowhere is an error, because
-a setting that is passed over would give another policy. Source: ConfigCommand of Kafka 4.3.0.
+Synonyms name the layer of each value. A value may contain line breaks. An unexpected line is an error, because an
+ignored setting would change the policy. Source: ConfigCommand of Kafka 4.3.0.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Broker:
 
 @dataclass
 class ClusterConfigs:
-    """All that the sources say, each by itself; `resolved` has values that a broker worked out itself."""
+    """Settings by source; `resolved` has the effective values that a broker reported."""
 
     topics: dict[str, Layer] = field(default_factory=dict)  # topic -> its own settings
     resolved: dict[str, Layer] = field(default_factory=dict)  # topic -> values as described
@@ -88,7 +88,7 @@ class ClusterConfigs:
     sources: dict[str, str] = field(default_factory=dict)  # described object -> source
 
     def add(self, what: str, where: str, layer: Layer, values: Mapping[str, str]) -> None:
-        """Put values into a layer. Raise POLICY_SOURCES if another source has said otherwise of what matters."""
+        """Add values to a layer. Raise POLICY_SOURCES if another source has a different value of a relevant setting."""
         changed = {name for name, _ in layer.items() ^ values.items()} & SETTING_OF.keys()
         names = {name for name in changed if not _are_same(name, layer.get(name), values.get(name))}
         if what in self.sources and names:
@@ -201,7 +201,7 @@ def policy(configs: ClusterConfigs, topic: str, *, retention: bool) -> TopicTabl
         if name == POLICY or value != getattr(ours, name.replace(".", "_"))
     }
     if settings[POLICY] == NO_POLICY:
-        settings[POLICY] = "delete"  # without limits nothing goes: the same
+        settings[POLICY] = "delete"  # without limits no record is removed: the same
     return TopicTable(settings, tuple(sorted(own.keys() - values.keys())))
 
 

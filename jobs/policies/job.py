@@ -68,7 +68,7 @@ class TopicPolicy:
 
 @dataclass
 class PoliciesReport(JobReport):
-    """Report of `policies`: the TOML itself, unless it went to a file."""
+    """Report of `policies`: the TOML itself, unless it was written to a file."""
 
     job = "policies"
     done = "{policies:topic} in {output}"
@@ -90,7 +90,7 @@ class PoliciesReport(JobReport):
 
     @property
     def raw(self) -> str | None:
-        """The TOML, unless it went to a file. It has the notes as comments."""
+        """The TOML, unless it was written to a file. It has the notes as comments."""
         return self.text.rstrip("\n") if self.output is None else None
 
 

@@ -24,7 +24,7 @@ def add_live(bootstrap: str, path: str | None, configs: ClusterConfigs) -> None:
     """Read the configuration of a running cluster and add it to configs. path: of --command-config. Raise NO_CLIENT,
     NO_CLUSTER.
     """
-    settings = client_settings(bootstrap, path) | {"log_level": "0"}  # error_cb hears of all that matters
+    settings = client_settings(bootstrap, path) | {"log_level": "0"}  # error_cb receives all relevant errors
     client = admin_client()
     errors: list[str] = []
     try:

@@ -88,7 +88,7 @@ def choose_at_time(tables: State, topics: TopicFilter, at_ms: int, notes: list[s
 
 
 def _deleted_since(store: Root, name: str, then: Commit | None, after: Commit | None, at: str) -> UsageError:
-    """Return the error for a generation that is gone. then, after: those that are left, made before `at` and later."""
+    """Return the error for a deleted generation. then, after: those that are left, made before `at` and later."""
     near = [commit for commit in (then, after) if commit is not None and _has_logs(store, commit)]
     left = (f"--generation {commit.checkpoint.generation} of {_time(commit)}" for commit in near)
     return NO_GENERATION(
@@ -229,9 +229,9 @@ _HINT = (
 
 
 def left_out(tables: State, topics: TopicFilter, archives: Mapping[str, Archive | None]) -> Iterator[Problem]:
-    """Yield a problem for each partition that the archive has and of which the store has no generation. If an archive
-    cannot be read, the states of the last runs say which partitions it had. A topic that no run was asked to compact is
-    no part of the store.
+    """Yield a problem for each partition of the archive without a generation in the store. If an archive cannot be
+    read, the states of the last runs say which partitions it had. A topic that no run was asked to compact is no part
+    of the store.
 
     archives: listings by URI; None: the archive cannot be read.
     """

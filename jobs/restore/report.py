@@ -29,7 +29,7 @@ class RestoredPartition:
     from_archive: int = 0
     bytes: int = 0
     reflinked: int = 0
-    converted: int = 0  # segments of which a batch had magic 3
+    converted: int = 0  # segments with a batch of magic 3
     topic_id: str | None = None  # in partition.metadata; None if missing
     topic_id_is_given: bool = False  # by --topic-ids; False: it is the archive's
     is_beyond_topic: bool = False  # by --topic-ids, the topic has fewer partitions

@@ -1,6 +1,6 @@
 """Launch of the JVM that Spark runs in: settings, options of Java, environment. No pyspark here.
 
-In local mode a run needs the JVM for seconds, most of which it spends on loading and compiling classes. So there
+In local mode a run needs the JVM for seconds, mostly to load and compile classes. So there
 - Delta's jars are on the class path, if they are in Spark's cache of downloads: its resolver would read and copy them;
 - the JVM uses an archive of loaded classes (CDS), if `python -m lastkey.jobs.prepare` has made one;
 - runs that give the JVM little to do (`brief`) use only its quick compiler and its simplest collector.

@@ -59,7 +59,7 @@ def tagged(spark: SparkSession, name: str, *tags: str) -> Iterator[None]:
             context.setLocalProperty(key, name)
         yield
     finally:
-        with suppress(Exception):  # the JVM may be gone, or busy with a call that a signal interrupted
+        with suppress(Exception):  # the JVM may have terminated, or be busy with a call that a signal interrupted
             caller.__exit__(None, None, None)
             for tag in tags:
                 context.removeJobTag(tag)
@@ -69,7 +69,7 @@ def tagged(spark: SparkSession, name: str, *tags: str) -> Iterator[None]:
 
 def end_jobs(spark: SparkSession, tag: str, working: Sequence[Future[Any]]) -> None:
     """Cancel a run's jobs until the threads that wait for them have ended: between two jobs a thread has none to
-    cancel. A thread that is busy with something else for long is not waited for: its next job fails with the session.
+    cancel. Do not wait for a thread that is busy with other work: its next job fails with the session.
     """
     patience = time.monotonic() + _PATIENCE
     while time.monotonic() < patience:
@@ -82,7 +82,7 @@ def end_jobs(spark: SparkSession, tag: str, working: Sequence[Future[Any]]) -> N
 
 
 def _cancel(spark: SparkSession, tag: str) -> None:
-    with suppress(Exception):  # the JVM or the server may be gone; why the run ends is known already
+    with suppress(Exception):  # the JVM or the server may have terminated; the reason of the stop is already known
         if (context := get_spark_context(spark)) is not None:
             context.cancelJobsWithTag(tag)
         else:

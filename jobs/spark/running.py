@@ -59,7 +59,7 @@ def java_context(context: SparkContext) -> Any:
 
 
 def is_sparks(error: Exception) -> bool:
-    """Return whether Spark failed, or the way to it: a task's error, a JVM that is gone."""
+    """Return whether Spark or its connection failed: a task's error, a terminated JVM."""
     packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return isinstance(error, ConnectionError) or bool(packages & {"pyspark", "py4j", "grpc"})
 

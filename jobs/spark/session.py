@@ -139,7 +139,7 @@ def _connected(user: UserOptions, remote: str) -> SparkSession:
     try:
         spark: Any = SparkSession.builder.remote(remote).getOrCreate()
         retries = spark.client.get_retry_policies()
-        spark.client.set_retry_policies([])  # else a server of another kind is asked for ten minutes
+        spark.client.set_retry_policies([])  # else pyspark retries a server of another kind for ten minutes
         for key, value in settings.items():
             if key.startswith("spark.sql.") and spark.conf.isModifiable(key):
                 spark.conf.set(key, value)
@@ -189,7 +189,7 @@ def _is_broken_connection(error: BaseException | None) -> bool:
 
 
 def _start_error(error: Exception, settings: Mapping[str, str], master: str | None) -> Exception:
-    """Return the error for a session that could not be made. The JVM writes to our stderr, and has said more there."""
+    """Return the error for a session that could not be made. The JVM has written details to our stderr."""
     if isinstance(error, Py4JJavaError):
         return SPARK_NOT_STARTED(found=java_message(error) + (f" (--master {master})" if master else ""))
     if "JAVA_GATEWAY_EXITED" not in str(error):

@@ -132,7 +132,7 @@ def _through_connect(
     spark: SparkSession, function: Callable[[T], _CountedResult[R]], items: Sequence[T], watcher: Watcher | None
 ) -> list[_CountedResult[R]]:
     """Return the results of tasks that get their items as rows. Spark Connect has no accumulators and returns results
-    in the order of the items, so the watcher learns of an item's end only after the ends of all items before it.
+    in the order of the items. So the watcher is notified of an item's end only after all earlier items have ended.
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -101,8 +101,8 @@ class SparkTasks:
             self._tasks.append(count_tasks(spark, block))
 
     def set_pool(self, name: str) -> None:
-        """Let everything that this thread runs from now on belong to `name`; items of several names take turns. A
-        client of Spark Connect cannot.
+        """Assign all later jobs of this thread to the pool `name`; Spark alternates between pools. A client of Spark
+        Connect cannot.
         """
         if (context := get_spark_context(self.start())) is not None:
             context.setLocalProperty("spark.scheduler.pool", name)

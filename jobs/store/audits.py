@@ -143,7 +143,7 @@ def _with(state: State, version: Version, reads: Sequence[AuditRead], replaced: 
 
 
 def lost_files(state: State, files: Collection[str]) -> set[str]:
-    """Return those files of `audit_entries` that are not as they were written: gone, or of another size."""
+    """Return the files of `audit_entries` that are missing, or differ in size from their rows."""
     there, sizes = sizes_in(state.root, table_folder(AUDIT_ENTRIES)), state.head(AUDIT_ENTRIES).sizes()
     return {name for name in files if name not in there or there[name] != sizes.get(name)}
 
@@ -183,8 +183,8 @@ def _source_files(version: Version, source: str) -> list[str]:
 def commit_results(
     state: State, name: str, source: str, schema: pa.Schema, written: Sequence[DataFile], kept: Collection[str] = ()
 ) -> None:
-    """Put files in place of those of the last audit of `source` in a table of results, of which some are kept. Raise
-    ConflictError if another audit has replaced one that is kept.
+    """Replace the files of the last audit of `source` in a table of results; some are kept. Raise ConflictError if
+    another audit has replaced one that is kept.
     """
 
     def plan(version: Version) -> Change:

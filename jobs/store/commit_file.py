@@ -1,8 +1,8 @@
-"""Files of a table's log as Lastkey writes them, and the checksums that tell damaged ones from whole ones.
+"""Files of a table's log as Lastkey writes them, and the checksums that detect damaged files.
 
 A commit is Delta's: a JSON object a line, an action each. Its first line begins with the CRC-32C of the table's name,
-the version and all that comes behind, so a commit that is cut short, changed, or in the place of another is detected.
-Commits of other writers of Delta, and of older versions, begin otherwise: they only have to be JSON.
+the version and the rest of the file. So a truncated, changed or exchanged commit is detected. Commits of other writers
+of Delta, and of older versions, begin otherwise: they only have to be JSON.
 """
 
 from __future__ import annotations

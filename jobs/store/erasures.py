@@ -1,4 +1,4 @@
-"""Erasures of a store: the keys of each, as digests in a file, and the offsets below which they went.
+"""Erasures of a store: the keys of each, as digests in a file, and the offsets below which their records were erased.
 
 `erasures/<id>` holds an erasure's digests (`udfs.erased_keys`), which follow from a key that the user holds.
 The column `erased` of a generation has a bound for each erasure and log: below that offset the log's generations hold

@@ -119,8 +119,8 @@ def check_no_links(root: Root) -> None:
 
 
 def check_not_inside(what: str, root: Root, path: str = "") -> None:
-    """Raise UsageError if a local place to write to lies in a store, or in a folder with a partition's logs, whatever
-    name leads there: only their owners write there. what: the user's word for the place.
+    """Raise UsageError if a local output is in a store, or in a folder with a partition's logs, under any name of the
+    folder. Only their owners write there. what: the user's word for the place.
     """
     if not root.is_local:
         return

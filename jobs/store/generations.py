@@ -64,7 +64,7 @@ def list_generations(root: Root, row: Checkpoint) -> Iterator[tuple[int, Commit 
     """Yield the generations of a partition that its folders hold, newest first, from the current one (row) on: number,
     and commit, or the error of a manifest that cannot be read.
 
-    A manifest names its parent, and no other folder of that number is a parent. Where the parent is gone, the next
+    A manifest names its parent, and no other folder of that number is a parent. If the parent is missing, the next
     older folder that has a file `committed` follows. Costs one listing and a read for each generation.
     """
     older = ((number, path) for path, (number, _) in list_run_folders(root, *row.key) if number < row.generation)

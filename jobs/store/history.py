@@ -7,7 +7,8 @@ that takes over the expired lease writes a row without exit code.
 
 The newest KEEP_GENERATIONS of each partition stay, and those younger than KEEP_DAYS. A generation that is older in both
 senses stays if its folder is there, for it can be restored, or if its run erased records. Rows of runs that died go. If
-the row of a parent is gone, `rows.histories` continues with the next older one. Rows about whole runs: `_newest_jobs`.
+the row of a parent is missing, `rows.histories` continues with the next older row. Rows about whole runs:
+`_newest_jobs`.
 """
 
 from __future__ import annotations

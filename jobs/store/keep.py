@@ -1,4 +1,4 @@
-"""Rule of which generations of a partition to keep, by number, day and week: that of borg's `prune`.
+"""Rule that selects the generations of a partition to keep, by number, day and week, as in borg's `prune`.
 
 The newest `generations` stay; then the newest of each of the last `daily` days, and of each of the last `weekly` weeks
 (from Monday on, UTC) that have one. A generation that an earlier rule keeps is not counted by the later ones.

@@ -75,7 +75,7 @@ def from_json(data: bytes, path: str) -> Commit:
 
 def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
     """Write the manifests of a wave, each into its generation's folder, and flush all. Raise ConflictError if a folder
-    is gone: a vacuum without grace deleted it.
+    is missing: a vacuum without grace deleted it.
     """
 
     def write(commit: Commit) -> None:
@@ -121,7 +121,7 @@ def write_committed(store: Root, folders: Sequence[str]) -> None:
     """Write the file `committed` into the folders of committed generations."""
 
     def write(folder: str) -> list[str]:
-        with contextlib.suppress(FileNotFoundError):  # a folder that is gone cannot be taken for current
+        with contextlib.suppress(FileNotFoundError):  # a deleted folder cannot be mistaken for a current generation
             put_file(store, f"{folder}/{COMMITTED}", b"")
             return [f"{folder}/{COMMITTED}", folder]
         return []

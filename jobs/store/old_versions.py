@@ -56,7 +56,7 @@ def forget(root: Root, table: str, needed: Collection[str]) -> None:
 
 
 def _removed(root: Root, commit: str) -> Iterator[str]:
-    """Yield the data files that a commit removed from its table; none if the commit is gone, or torn."""
+    """Yield the data files that a commit removed from its table; none if the commit is missing or torn."""
     with suppress(FileNotFoundError, ValueError):
         with root.filesystem.open_input_stream(root.full(commit), compression=None) as stream:
             actions = [json.loads(line) for line in stream.read().splitlines()]

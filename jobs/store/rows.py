@@ -1,7 +1,7 @@
 """Rows of the state tables: one frozen dataclass a table, from which its Arrow schema follows.
 
 Field order is column order. A field's type gives the column's: int is a long unless named in INT32; `X | None` is null.
-A column that is added later goes at the end and gets a default, so that older rows read as that.
+A column that is added later is the last one and has a default, which readers use for older rows.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class JobRow:
 
     @property
     def outcome(self) -> str:
-        """Word or two for what came of the run."""
+        """Outcome of the run in one or two words."""
         if self.exit_code is None:
             return "killed"
         if self.exit_code == DONE and self.amounts.get("committed_partitions") == 0:

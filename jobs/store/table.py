@@ -330,7 +330,7 @@ def joined(table: pa.Table, keys: pa.Table, how: str) -> pa.Table:
 
 
 def announced_deletions(version: Version, since: int) -> Iterator[str]:
-    """Yield the marks of the commits above version `since`, up to this one. Raise ConflictError if a commit is gone."""
+    """Yield marks of the commits above version `since`, up to this one. Raise ConflictError if a commit is missing."""
     for number in range(since + 1, version.number + 1):
         info = commit_info(version.root, version.name, number)
         if info is None:
@@ -352,14 +352,14 @@ def before_record(version: Version) -> int:
 
 
 def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
-    """Return the commitInfo of a version; None if its file is gone. Raise DAMAGED_TABLE if it is not whole."""
+    """Return the commitInfo of a version; None if its file is missing. Raise DAMAGED_TABLE if it is not whole."""
     commit = _commit_bytes(root, name, number)
     actions = [json.loads(line) for line in commit.splitlines()]
     return next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
 
 
 def _commit_bytes(root: Root, name: str, number: int) -> bytes:
-    """Return a version's commit; nothing if its file is gone. Raise DAMAGED_TABLE if it is not whole."""
+    """Return a version's commit; nothing if its file is missing. Raise DAMAGED_TABLE if it is not whole."""
     path = _commit_path(name, number)
     try:
         with root.filesystem.open_input_stream(root.full(path), compression=None) as stream:

@@ -93,7 +93,7 @@ class State:
 
     def read_segments(self, runs: Collection[Run]) -> dict[Run, list[Segment]]:
         """Return the segments of runs, committed or not, by base offset: from the checkpoints, else from the manifests
-        in their folders. Runs whose manifest is gone or damaged are left out.
+        in their folders. Runs with a missing or damaged manifest are omitted.
         """
         segments_by_run = self._manifests_in(self.checkpoint_rows(), set(runs))
         older = {generation_folder(*run[0], *run[1:]): run for run in set(runs) - segments_by_run.keys()}
@@ -138,9 +138,9 @@ class State:
     # -- changing
 
     def check_writable(self) -> None:
-        """Raise NOT_EXCLUSIVE if the place cannot refuse a second commit, LINKED_FOLDER if a folder is a link,
-        UsageError if a new store would begin in another one or in an archive.
-        The first commit does this; so does a job before it works for one.
+        """Raise NOT_EXCLUSIVE if the file system cannot refuse a second commit, and LINKED_FOLDER if a folder is a
+        link. Raise UsageError if a new store would be inside another store or an archive. The first commit does this;
+        so does a job before it works for one.
         """
         if not self._checked:
             check_no_links(self.root)
@@ -163,7 +163,8 @@ class State:
         version = table.head(self.root, name)
         if name == CHECKPOINTS:
             if version.number > self._whole and not self.root.is_local:  # on a disk `table.head` checks
-                table.commit_info(self.root, name, version.number)  # raises if it is damaged; nothing else would notice
+                # raises if the commit is damaged; no other check detects this
+                table.commit_info(self.root, name, version.number)
                 self._whole = version.number
             self._check(version)
             if self.began is None:
@@ -200,7 +201,7 @@ class State:
 
         def checked(version: Version) -> Change | None:
             if name == CHECKPOINTS:
-                self._check(version)  # a newer version may have taken the store over since we began
+                self._check(version)  # a newer version of Lastkey may have converted the store since this run began
             change = plan(version)
             if change is not None:
                 self.check_writable()

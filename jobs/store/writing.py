@@ -5,8 +5,8 @@ A wave is appended to `cleaner_runs`, then one commit of `compaction_checkpoints
 wave are there, put version n + 1. A run that comes second reads again, and commits if its partitions
 are as they were.
 
-`vacuum` and a run need no lock between them: vacuum puts a version that names the folders that it will delete, and a
-run checks, on the head that it commits on, that none of its own was named since it began.
+`vacuum` and a run need no lock between them: vacuum commits a version that names the folders to delete. A run checks,
+on the head before its commit, that no version since its start names a folder of the run.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def write_states(state: State) -> None:
 
 
 def announce_deletions(state: State, folders: Collection[str], seen: int) -> bool:
-    """Announce that these folders of runs are about to go: a run that wrote one of them cannot commit any more.
-    Return False, with nothing announced, if version `seen`, by which they were chosen, is not the head any more.
+    """Announce the deletion of these folders of runs, which prevents a commit by their runs. Return False, without an
+    announcement, if version `seen`, by which they were chosen, is no longer the head.
     """
     metadata = {MARK: json.dumps(sorted(folders))}
     as_seen = True

@@ -1,7 +1,8 @@
 """`verify ARCHIVE`, `verify --store STORE`: checks the invariants with code apart from the code that compacts.
 
 An archive, or a restored log directory, is checked as far as one side allows. A generation is checked against its
-manifest, and against the files it was made of if those are still there. The report lists what could not be checked.
+manifest, and against the files it was made of if those are still there. The report lists the checks that were not
+possible.
 """
 
 from __future__ import annotations
@@ -244,8 +245,9 @@ def _choose_archive(options: VerifyOptions, run: RunRow) -> str:
 
 
 def _archive_now(uri: str, options: VerifyOptions, report: VerifyReport) -> Archive | None:
-    """List the archive that generations were made of. Return None if it cannot be read, which is a problem, or is gone,
-    which is none: it may no longer be needed. Raise MissingPathError if it is gone and the user named it.
+    """List the archive that generations were made of. Return None if it cannot be read, which is a problem, or is
+    missing. A missing archive is no problem, because it may no longer be needed. Raise MissingPathError if it is
+    missing and the user named it.
     """
     try:
         return listed(uri, options.topics)

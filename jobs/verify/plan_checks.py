@@ -233,8 +233,8 @@ def _parent(
     roots: Mapping[str, str],
     manifest: Iterable[Segment],
 ) -> tuple[str, tuple[Segment, ...]]:
-    """Return (the reason why there is nothing to compare with, else ""; what the run read). The run read the previous
-    generation's segments in the store, and the archive from their end on, as far as it went.
+    """Return (the reason if there is nothing to compare with, else ""; the segments that the run read). The run read
+    the previous generation's segments in the store, and the archive from their end on, as far as it went.
     """
     before = sorted(previous.segments, key=lambda s: s.base_offset) if previous is not None else []
     held = [s for s in before if s.root == "store"]

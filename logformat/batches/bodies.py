@@ -117,8 +117,8 @@ class BodyLoader:
         """Yield runs as `runs` does, first to last, and read on after damage.
 
         A batch that cannot be read gives a BadBatch, and is then part of a run as not wanted. Each step yields batches,
-        tries fewer of them, or gives one up. So the walk ends for any position that an error names, and a bad batch
-        costs about as much as a good one, however many there are.
+        tries fewer batches, or skips one. So the walk ends for any position in an error, and the cost of a damaged
+        batch is about that of an intact one.
         """
         batches = chunk.batches
         wanted = np.ones(len(batches), np.bool_) if wanted is None else wanted.copy()
@@ -222,8 +222,8 @@ class BodyLoader:
         """Decompress the next bodies one by one, up to number `last`, until the scratch is full.
 
         This is the one Python loop over batches, because the libraries of gzip and snappy take one stream a call; small
-        bodies come here only where the kernel leaves them to the library. It takes its values out of the arrays all at
-        once before, and puts the results back all at once after.
+        bodies come here only where the kernel leaves them to the library. It converts the arrays to lists before the
+        loop and writes the results back after it.
         """
         chunk, scratch, limit, first = packed.chunk, self._scratch, self.max_batch_bytes, packed.done
         view, rows = chunk.raw.data, chunk.batches[order := packed.rows[first:last]]

@@ -1,7 +1,9 @@
-"""The CRC-32C of whole batches, from the checksums that they bear: faster than to read all their bytes once more.
+"""The CRC-32C of whole batches, computed from the checksums in their headers, which is faster than reading all bytes
+again.
 
-The rule is zlib's crc32_combine: the checksum of A followed by B is that of A times x to the power of B's bits, plus
-that of B, as polynomials over two elements modulo CRC-32C's own (RFC 3720, appendix B.4; reflected, 0x82F63B78).
+The rule is zlib's crc32_combine: the checksum of A followed by B is the checksum of A times x to the power of B's bits,
+plus the checksum of B. These are polynomials over two elements modulo the polynomial of CRC-32C (RFC 3720, appendix
+B.4; reflected, 0x82F63B78).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A rewritten record's timestamp delta is relative to 0, so it is the timestamp itself; its offset delta is relative to
 the first record of its batch. A record never takes more bytes than its message, prefix included.
 
-Source: Kafka's AbstractLegacyRecordBatch and LegacyRecord (4.3.0). As there, a message cut short at the end of a
-wrapper's content is skipped, any negative length is null, bytes of a message after its value are skipped, and only the
-outer checksum counts.
+Source: Kafka's AbstractLegacyRecordBatch and LegacyRecord (4.3.0). As there, an incomplete message at the end of a
+wrapper's content is skipped, and so are bytes of a message after its value. Any negative length is null, and only the
+outer checksum is checked.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def transcode_messages(
     """Write the inner messages in src[start:end], a wrapper's decompressed value, as records.
 
     src, out: uint8[::1], not the same memory; out has end - start bytes from out_at on; wrapper_*: of the wrapper
-    (offset, timestamp: int64; attributes: bits as in layout). Offsets: a wrapper of magic 0 holds absolute ones; one of
-    magic 1 holds relative ones, the last of which belongs to wrapper_offset, but wrapper_offset 0 means base 0.
+    (offset, timestamp: int64; attributes: bits as in layout). Offsets: a wrapper of magic 0 holds absolute ones; a
+    wrapper of magic 1 has relative offsets, and the last one is wrapper_offset, but wrapper_offset 0 means base 0.
     Timestamps: -1 for an inner message of magic 0 (also in a wrapper of magic 1, KAFKA-4298), the wrapper's if it has
     magic 1 and LogAppendTime, else the message's own.
 
@@ -136,7 +136,7 @@ def transcode_messages(
         key = pos + _KEY_V0
         if magic == 1:
             key = pos + _KEY_V1
-            if size >= MIN_LEGACY_SIZE + 8:  # else _write_record finds no room for the key length
+            if size >= MIN_LEGACY_SIZE + 8:  # otherwise the message is too short for a key length
                 timestamp = wrapper_timestamp if log_append_time else load_i64(src, pos + _TIMESTAMP)
         at = _write_record(src, key, pos + LOG_OVERHEAD + size, timestamp, delta, out, at)
         if at < 0:

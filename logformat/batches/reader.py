@@ -56,8 +56,8 @@ def read_headers(
 
     file: an io.FileIO (`open(path, "rb", buffering=0)`), whose headers are read with one `pread` each, or together with
     all between them where batches are small; or an open pyarrow file, which is read whole. check_markers: check the CRC
-    of control batches and of batches that have the size of a marker, because one flipped bit turns an ABORT into a
-    COMMIT, or takes a marker away from its producer.
+    of control batches and of batches with the size of a marker: one flipped bit turns an ABORT into a COMMIT, or
+    changes the producer of a marker.
 
     The other arguments, the state of `tail` at the end, and the errors are as in `chunks.read_chunks`.
     """

@@ -248,7 +248,7 @@ def _write(buf: np.ndarray, section: Any, out: np.ndarray, at: int) -> int:
             key += key_length
             at += key_length
         at = write_varlong(out, at, value_length)
-        if stored > 0:  # the value, and then the headers with their count, stand there as in magic 2
+        if stored > 0:  # value, header count and headers are stored as in magic 2
             copy_bytes(out, at, buf, payload, stored)
             payload += stored
             at += stored

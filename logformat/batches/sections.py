@@ -32,7 +32,7 @@ _PROBLEMS: Final = {
 
 
 class Unpacked(NamedTuple):
-    """Sections of batches, of which `unpack` has decompressed those that are compressed."""
+    """Sections of batches; `unpack` has decompressed the compressed ones."""
 
     scratch: Scratch  # holds these below byte `at`
     at: int

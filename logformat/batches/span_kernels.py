@@ -32,7 +32,7 @@ SPAN = np.dtype(
 )
 MIN_RECORD_SIZE: Final = 7  # seven one-byte fields
 
-# Kinds of keys, by their whole words of eight bytes, each of which waits until LANES can be hashed at once
+# Kinds of keys, by their number of complete eight-byte words; keys of a kind wait until LANES can be hashed at once
 _KINDS: Final = 8
 _ROW, _START, _END = range(3)  # fields of a waiting key
 

@@ -324,8 +324,8 @@ def _read_fields(
 def check_range(first: int, last_delta: int) -> tuple[int, int, int]:
     """Check that a batch can have these offsets in any log: (FRAMED, 0, 0), or (status, expected, found).
 
-    The checksum does not cover the base offset. Every walk refuses one here that leads above MAX_LAST_OFFSET, so no
-    offset of data equals NO_END and its like (2^63 - 1), and last offset + 1 never wraps around.
+    The checksum does not cover the base offset. Every walk rejects an offset above MAX_LAST_OFFSET here. So no data
+    offset equals a sentinel such as NO_END (2^63 - 1), and last offset + 1 never overflows.
     """
     if last_delta < 0 or first < 0:
         return BAD_OFFSETS, np.int64(0), min(last_delta, first)
@@ -336,9 +336,8 @@ def check_range(first: int, last_delta: int) -> tuple[int, int, int]:
 
 @kernel
 def checksums_fit(buf: np.ndarray, file_position: int, batches: np.ndarray, fit: np.ndarray) -> None:
-    """Compare the bytes of each batch with the checksum in its header.
-
-    buf: uint8, bytes of the file from file_position on; batches: BATCH[n] within them; fit: bool[n], written.
+    """Compare the bytes of each batch with the checksum in its header. buf: uint8, bytes of the file from file_position
+    on; batches: BATCH[n] within them; fit: bool[n], written.
     """
     for i in range(batches.shape[0]):
         start = batches[i].position - file_position

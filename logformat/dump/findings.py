@@ -56,7 +56,7 @@ class DumpFindings:
         """Yield whole lines, many at a time: first the tool's findings, then damage.
 
         The tool prints mismatches of offset indexes and gaps of offsets in the order of a hash map, each first offset
-        once; here they rise.
+        once; here they are sorted.
         """
         for title, form, pairs in self._pairs():
             if len(pairs):

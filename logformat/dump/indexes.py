@@ -75,7 +75,7 @@ class IndexedLog:
     """An index to compare, and its log."""
 
     base_offset: int
-    path: str  # of the index
+    path: str  # path of the index
     file: Any  # open pyarrow file of the `.log`; None skips the comparison
     findings: IndexFindings
     max_batch_bytes: int
@@ -183,7 +183,7 @@ def _largest_timestamps(log: IndexedLog, offsets: NDArray[np.int64]) -> tuple[ND
                     )
                     first = run.bodies["first_span"][filled]
                     largest[run.first + filled] = np.maximum.reduceat(of_records, first)
-    except LogFormatError as error:  # of a body
+    except LogFormatError as error:  # from a body
         log.findings.problems.append(error)
     return np.concatenate(ends), np.concatenate(times)
 

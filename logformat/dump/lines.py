@@ -149,7 +149,7 @@ def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
 
 
 def field_lines(columns: Mapping[str, Any]) -> Any:
-    """Return lines of the form `name: value name: value`, for index entries and the like."""
+    """Return lines of the form `name: value name: value`, for index entries and similar rows."""
     parts: list[Any] = []
     for name, column in columns.items():
         parts += [f"{' ' if parts else ''}{name}: ", column]

@@ -161,7 +161,7 @@ def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: Lo
                 yield options.batches(shown, _fit(chunk, shown))
         last = np.append(last[-1:], chunk.batches["last_offset"])
         if (last[-2:] + 1 >= options.wanted.end_offset).all():
-            break  # offsets rise; a single one may be damage, which the next batch shows
+            break  # offsets increase; a single exception may be damage, which the next batch shows
 
 
 def _chunks(file: Any, path: str, end: int, reader: LogReader, findings: LogFindings) -> Iterator[Chunk]:
@@ -174,7 +174,7 @@ def _chunks(file: Any, path: str, end: int, reader: LogReader, findings: LogFind
                 at, previous = chunk.end, chunk.last_offset
                 yield chunk
         except LogFormatError as error:
-            if [str(error)] != [str(problem) for problem in findings.problems[-1:]]:  # else the same batch came again
+            if [str(error)] != [str(problem) for problem in findings.problems[-1:]]:  # not the same batch again
                 findings.problems.append(without_frames(error))
             if error.kind == "offsets" and previous >= 0:  # the batch by itself may be sound
                 position, previous = at, -1

@@ -41,7 +41,7 @@ class MetadataChange:
 
 
 def bad_record(path: str, offset: int, expected: str, found: str) -> LogFormatError:
-    """Return the error for a record, in the file at `path`, that cannot be taken for what it is."""
+    """Return the error for a record in the file at `path` that cannot be decoded."""
     return LogFormatError("record", path, NO_POSITION, expected, f"{found} (record at offset {offset})")
 
 
@@ -50,8 +50,8 @@ def metadata_changes(
 ) -> list[MetadataChange]:
     """Return the decoded CHANGES of data records, in their order; count record types that are not known in `unknown`.
 
-    values: pa.BinaryArray; offsets, timestamps_ms: int64[n]. Types are found on columns; a Python loop decodes the
-    changes alone, of which a cluster has few. Raise LogFormatError.
+    values: pa.BinaryArray; offsets, timestamps_ms: int64[n]. Types are found on columns; a Python loop decodes only the
+    changes, and a cluster has few. Raise LogFormatError.
     """
     offsets = np.asarray(offsets)
     types = _types(path, values, offsets)

@@ -47,12 +47,12 @@ MIRROR_RECORDS: Final = {
 
 
 def key_text(record: MirrorRecord, data: bytes) -> str:
-    """Return a key as JSON. Raise MessageError for bytes that are none."""
+    """Return a key as JSON. Raise MessageError for other bytes."""
     return json.dumps(_fields(data, 0, record.key), separators=(",", ":"), ensure_ascii=False)
 
 
 def value_text(record: MirrorRecord, data: bytes) -> str:
-    """Return a value as JSON. Raise MessageError for bytes that are none, and for another version."""
+    """Return a value as JSON. Raise MessageError for other bytes, and for another version."""
     at, head = 0, {}
     if record.has_version:
         version, at = _integer(data, 0, "int16", "version")

@@ -1,7 +1,6 @@
-"""Small bodies of snappy, many a call: the library takes one a call, which costs more than its work.
-
-The kernel reads whole bodies as common writers frame them, and stops at all else, damage too. The caller then asks the
-library, so nothing is accepted here that the library refuses.
+"""Small bodies of snappy, many per call: a library call per body costs more than the decompression. The kernel reads
+complete bodies in the framing of common writers, and stops at any other body, including damaged ones. The caller passes
+these to the library, so this kernel accepts no body that the library refuses.
 
 Sources: https://github.com/google/snappy/blob/main/format_description.txt; SnappyInputStream of snappy-java.
 """
@@ -30,7 +29,7 @@ _SNAPPY_LONGEST_LENGTH: Final = 4  # bytes; the library wants as many behind the
 
 @inline
 def _copy_match(out: NDArray[np.uint8], at: int, offset: int, length: int) -> None:
-    """Repeat `length` bytes from `offset` bytes before. They may overlap what they make."""
+    """Copy `length` bytes from `offset` bytes back. Source and target may overlap."""
     if offset >= length:
         copy_bytes(out, at, out, at - offset, length)
     else:

@@ -131,9 +131,9 @@ class PartitionLog:
     of segments to keep mapped. max_batch_bytes: refuse a batch that is larger, stored or decompressed. place: the file
     system of a segment's root, and the root's path on it.
 
-    Raises LogFormatError with path and position for an impossible batch on the way, a file that is gone or shorter than
-    listed, and a log start above the log end. A search by time checks the checksum of batches whose records it reads; a
-    search by offset does not.
+    Raises LogFormatError with path and position for an invalid batch before the answer, a missing or shortened file,
+    and a log start above the log end. A search by time checks the checksum of batches whose records it reads; a search
+    by offset does not.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class PartitionLog:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The parts that the search skipped, or had to read in another way, so far: bad indexes, an incomplete end."""
+        """Notes on skipped or rebuilt parts so far: bad indexes, an incomplete end of the log."""
         return tuple(self._notes)
 
     def note(self, text: str) -> None:
@@ -355,7 +355,7 @@ class PartitionLog:
         self._running.append(max(counts, self._running[-1]) if self._running else counts)
 
     def _edges(self) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-        """Yield target, answer and leader epochs, the last of which is the answer's, for EARLIEST and LATEST."""
+        """Yield target, answer and leader epochs for EARLIEST and LATEST; the last epoch is that of the answer."""
         yield EARLIEST, self._log_start, [entry for entry in self.leader_epochs if entry[1] <= self._log_start]
         yield LATEST, self.latest, checkpoints.truncate_from_end(self.leader_epochs, self.latest)
 

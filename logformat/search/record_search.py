@@ -1,6 +1,6 @@
 """Search for a segment's first record from a timestamp on: candidate batches by their headers, then their records.
 
-A batch is read, checked and decompressed once, however many targets lie in it.
+A batch is read, checked and decompressed once for any number of targets in it.
 """
 
 from __future__ import annotations

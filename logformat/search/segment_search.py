@@ -1,6 +1,6 @@
 """Searchable segment: its log, its two indexes, and the faults found in them.
 
-The search trusts the log as far as its headers hold together. It trusts an index only as far as it can check it:
+The search uses the log up to the first malformed header. It checks an index before use:
 
   .index      The batch that an entry points at must exist, and the walk from it must come to a batch that ends at
               exactly the entry's offset (see offset_kernels). So a wrong index is noticed before it answers, unless it
@@ -8,9 +8,9 @@ The search trusts the log as far as its headers hold together. It trusts an inde
   .timeindex  Its entries must rise, and the batch that an entry names must have exactly its timestamp as its largest
               one. Like a broker, the search takes from the index that no earlier batch has a larger one: a check would
               read all the headers that the index exists to skip. The largest timestamp of the segment never comes from
-              the last entry alone: the headers from its batch to the end of the log are read too, so an index that is
-              cut off, or older than the log, gives the same answer as a whole one (LogSegment.readLargestTimestamp does
-              the same).
+              the last entry alone: the headers from its batch to the end of the log are read too. So an index that is
+              truncated, or older than the log, gives the same answer as a complete index
+              (LogSegment.readLargestTimestamp does the same).
 
 If an index is missing, torn or fails these checks, the search reads the segment's headers once and indexes them in
 memory; `notes` says so. It does the same if an index has entries too far apart.
@@ -255,7 +255,7 @@ class SearchableSegment:
             }[status],
         )
         row = int(state[k.ROW])
-        state[:] = k.new_state(self.base_offset)  # a walk by a wrong index may have led anywhere
+        state[:] = k.new_state(self.base_offset)  # a walk from a wrong index entry may end at any position
         state[k.ROW] = row
         return self.whole, 0
 

@@ -49,7 +49,7 @@ def read_leader_epochs(data: bytes, path: str) -> list[EpochEntry]:
     """Parse a `leader-epoch-checkpoint` to (epoch, start offset), rising in both. Raise kind "side_file" if it is not
     one.
 
-    An entry that contradicts earlier ones replaces them, as when a broker loads the file: each goes through `assign`.
+    An entry that contradicts earlier ones replaces them, as when a broker loads the file: `assign` adds each entry.
     """
     epochs: list[EpochEntry] = []
     for position, (epoch, start) in _entries(data, path, 2):

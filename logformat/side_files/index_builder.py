@@ -2,8 +2,8 @@
 
 Kafka 4.3 and 4.4 make the same bytes in three ways: when they roll a segment after appends, when their cleaner writes a
 segment, and by LogSegment.recover from the log alone. An archived index can differ and still be right: an older broker
-made an entry for each append and not for each batch, and a broker that restarted or truncated the log while the segment
-was active counted from 0 again.
+wrote an entry for each append and not for each batch. A broker that restarted, or truncated the log while the segment
+was active, counted from 0 again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MAX_INDEX_BYTES: Final = 10 * 1024 * 1024  # segment.index.bytes, Kafka's defaul
 class IndexBuilder:
     """Builder of a segment's two index files from its batches, which come in order in any number of calls.
 
-    max_index_bytes (segment.index.bytes) limits both files: to max // 8 offset entries, and to max // 12 time entries,
-    one of which is reserved for the final entry. Kafka rolls a segment before that (`full`) and fails to recover a
-    segment beyond it; here the index then ends early, which makes look-ups slower, but not wrong.
+    max_index_bytes (segment.index.bytes) limits both files: to max // 8 offset entries, and to max // 12 time entries
+    with one reserved for the final entry. Kafka rolls a segment before that (`full`) and fails to recover a segment
+    beyond it; here the index then ends early, which makes look-ups slower, but not wrong.
 
     time_index_interval_ms (time.index.interval.ms, ours) makes a time index entry only if the timestamp has risen into
     another interval since the last entry; 60000 means another minute, 0 Kafka's rule. Look-ups stay right.
@@ -62,8 +62,8 @@ class IndexBuilder:
     def append(self, last_offsets: ArrayLike, sizes: ArrayLike, max_timestamps: ArrayLike) -> None:
         """Take the next batches: last offset, bytes and largest timestamp (ms, -1 none) of each; int64[n].
 
-        Raises kind "relative_offset" for an offset that does not fit an index entry, even if its batch would get none,
-        and kind "length" if the segment grows past 2^31 - 1 bytes. It takes nothing then.
+        Raises kind "relative_offset" for an offset that does not fit an index entry, even if its batch gets no entry.
+        Raises kind "length" if the segment exceeds 2^31 - 1 bytes. It takes nothing then.
         """
         last, size = (np.ascontiguousarray(values, np.int64) for values in (last_offsets, sizes))
         self.check(last, size)

@@ -2,8 +2,8 @@
 
 Rules: Kafka's LogSegment.append and LogSegment.recover (KAFKA.md, "Indexes"; for each batch, KAFKA-806). A batch gets
 an offset index entry if more than index.interval.bytes were appended between the last entry and this batch. A time
-index entry goes with it if the largest timestamp so far, including this batch's, has risen since the last one; with a
-time index interval (ours, after the KIP-33 draft), if it has risen into another interval.
+index entry is added with it if the largest timestamp so far, including this batch's, has risen since the last one; with
+a time index interval (ours, after the KIP-33 draft), if it has risen into another interval.
 """
 
 from __future__ import annotations

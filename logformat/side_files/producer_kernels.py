@@ -1,8 +1,8 @@
 """Kernel that summarizes a run of batches in one pass: its effect on any earlier state of the producers.
 
 Rules: Kafka's ProducerAppendInfo and ProducerStateEntry (4.3.0; KAFKA.md, "Producers"), as a replica applies them: it
-accepts epochs and sequences as they come. The kernel leaves open everything that depends on the state before the run:
-see ProducerSummary in producer_state.
+accepts epochs and sequences as they come. The kernel does not decide facts that depend on the state before the run: see
+ProducerSummary in producer_state.
 """
 
 from __future__ import annotations

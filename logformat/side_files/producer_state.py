@@ -1,9 +1,9 @@
 """State of a partition's producers, derived from its batches: for snapshots, aborted transactions, last stable offsets.
 
 `ProducerState` is a broker's state after it has read a log from its beginning, or from a snapshot on. `ProducerSummary`
-is the effect of a stretch of the log on any state, so that segments can be read in parallel: `summarize` each, then
+is the effect of a range of the log on any state, so that segments can be read in parallel: `summarize` each, then
 `apply` the summaries in order, or `merge` them in any grouping first. `ProducerState.append` is
-`apply(summarize(...))`, so there is one set of rules. A summary leaves open everything that depends on the state before
+`apply(summarize(...))`, so there is one set of rules. A summary does not decide facts that depend on the state before
 it:
 
 - A transaction that is open at the beginning. Until a producer's first marker, its own transactional batches only tell

@@ -9,9 +9,9 @@ import re
 from typing import Final
 
 # Kinds of failure, as messages word them
-UNAVAILABLE = "is not available"  # no connection, no answer in time, or an answer that asks for patience
+UNAVAILABLE = "is not available"  # no connection, a timeout, or a response that requests a later retry
 NO_BUCKET = "there is no such bucket"
-DENIED = "access is denied"  # the credentials are missing, wrong, or lack the right
+DENIED = "access is denied"  # the credentials are missing, wrong, or lack the permission
 EXPIRED = "the credentials have expired"
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")

@@ -69,8 +69,8 @@ class Bucket:
 def parse_bucket(uri: str) -> Bucket | None:
     """Return the bucket that a URI in canonical spelling names; None for a path, or a URI of anything else.
 
-    Raise pyarrow.ArrowInvalid for a URI without a bucket or an account, or with settings (?), and for settings in the
-    environment that cannot be.
+    Raise pyarrow.ArrowInvalid for a URI without a bucket or an account, or with settings (?), and for invalid settings
+    in the environment.
     """
     scheme, slashes, rest = uri.partition("://")
     if not slashes or scheme not in SCHEMES:
@@ -175,7 +175,7 @@ def _resolve_region(bucket: str) -> str:
     try:
         return str(pafs.resolve_s3_region(bucket))
     except OSError:
-        return ""  # the first request will say what is wrong
+        return ""  # the first request reports the error
 
 
 @cache

@@ -30,8 +30,8 @@ def as_hadoop_names_it(uri: str) -> str:
 def hadoop_settings(uri: str) -> dict[str, str]:
     """Return the settings by which Spark's own code reaches a URI, in its spelling; none but for object stores.
 
-    Keys are none of them: the connectors find credentials as obstore does, and before that keys count that a user has
-    given to Hadoop.
+    They contain no credentials: the connectors use credentials that the user configured for Hadoop, else they find
+    credentials as obstore does.
     """
     bucket = parse_bucket(uri)
     if bucket is None:
@@ -48,7 +48,7 @@ def _s3_settings(bucket: Bucket, _: str) -> dict[str, str]:
 
 
 def _azure_settings(bucket: Bucket, uri: str) -> dict[str, str]:
-    # The connector asks awk for the key: the value of the variable in which obstore finds it
+    # The connector runs awk to read the key from the environment variable that obstore uses
     host = unquote(uri).partition("://")[2].partition("/")[0].partition("@")[2]
     named = next((name for name in AZURE_KEYS if os.environ.get(name)), None)
     out = {}
@@ -64,7 +64,7 @@ def _azure_settings(bucket: Bucket, uri: str) -> dict[str, str]:
             "fs.azure.fns.account.service.type": "BLOB",
             "fs.azure.account.hns.enabled": "false",
             "fs.azure.always.use.https": str(not bucket.allows_http).lower(),
-            "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",  # the other one wants TLS
+            "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",  # the other scheme requires TLS
         }
     return out
 

@@ -34,7 +34,7 @@ _SECRET_NAME: Final = re.compile(
 _NAMED: Final = {"hdfs", "viewfs", "webhdfs", "abfs", "abfss", "wasb", "wasbs", "sftp"}
 _BUCKETS: Final = {"s3", "s3a", "s3n", "gs", "gcs", "az"}  # their authority is a bucket's name only, without a colon
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*(?=://)", re.IGNORECASE)
-TIERED: Final = "tiered+"  # before a path or URI: what is there is tiered storage, see logformat.tiered.view
+TIERED: Final = "tiered+"  # prefix of a path or URI of tiered storage, see logformat.tiered.view
 _OTHER_NAMES: Final = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 
 
@@ -109,7 +109,7 @@ def file_system(uri: str) -> tuple[Any, str]:
 
     Region, endpoint and credentials of object stores come from the environment and profiles (`storage.buckets`).
 
-    Raises pyarrow.ArrowInvalid for a URI that cannot be, PlaceError for one that holds credentials.
+    Raises pyarrow.ArrowInvalid for an invalid URI, PlaceError for a URI with credentials.
     """
     refuse_secrets(uri)
     uri = canonical(uri)

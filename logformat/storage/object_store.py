@@ -158,7 +158,7 @@ class ObjectStore:
         with self._typed(key):
             try:
                 below = bool(next(iter(obstore.list(self._store, key or None)), []))
-            except InvalidPathError:  # a key below that no path can have; the listing of its own folder names it
+            except InvalidPathError:  # a key that is not a valid path; the listing of its own folder reports it
                 below = True
         is_folder = below or not key
         return pafs.FileInfo(path, pafs.FileType.Directory if is_folder else pafs.FileType.NotFound)
@@ -224,7 +224,7 @@ class ObjectStore:
             if access == _READ and self._is_listed(key):
                 return OSError(errno.EIO, "404 for an object that a listing names", uri)
             return FileNotFoundError(errno.ENOENT, "no such object", uri)
-        if kind is not None or access == _WRITE:  # the server takes no file then
+        if kind is not None or access == _WRITE:  # the server then accepts no file
             return self._access_error(error, UNAVAILABLE)
         return OSError(errno.EIO, words, uri)
 

@@ -1,4 +1,4 @@
-"""Choice among copies of segments: which of them make up the log, and how far each counts.
+"""Choice among copies of segments: the copies that form the log, and the valid range of each.
 
 After a change of leaders the new leader uploads the segment again that it was in, with borders of its own, so copies
 overlap. An offset may also be there twice with different records, if an unclean election cut the log. Kafka decides
@@ -6,13 +6,13 @@ by leader epochs: at each offset the epoch counts that the newest leader has the
 
 1. The *lineage* is the leader epochs of the copy with the highest last epoch (of these the one that ends last).
 2. A copy counts up to the first offset where its own epochs differ from the lineage. Records behind that were lost
-   by the cluster, not here. Two copies that end in the same epoch and disagree about earlier ones cannot be decided.
+   by the cluster, not here. Two copies that end in the same epoch and disagree about earlier epochs are a problem.
 3. From the first offset on, the oldest copy that holds the offset is taken up to its end: the one with the lowest last
    epoch. Later offsets come from the oldest copy that has the next offset, and so on; copies that lack objects come
    last. So the files of a segment do not change when a new leader uploads, as in a log directory, and a later run can
    continue. Offsets that no copy holds are a gap, which the listing's readers find as in any log.
 4. Where a copy continues another one in its middle, both must hold the same batch before that: the same header, which
-   is offset, epoch and checksum, means the same log up to there. Else it cannot be decided.
+   is offset, epoch and checksum, means the same log up to there. Otherwise the copies are a problem.
 
 Pinterest's uploader copies no leader epochs. If its copies overlap, each copy gets the epochs of its own batches. The
 lineage then consists of the epochs of the newest leader and, below the first offset of its copy, of the epochs of the

@@ -149,7 +149,7 @@ def read_manifest(data: bytes, path: str) -> Manifest:
 
 def _sizes(data: bytes) -> NDArray[np.int64]:
     """Return the sizes of chunks. All numbers are big-endian: count i4; base i4, width u1, count - 1 values of `width`
-    bytes to be added to the base, of which there are none for a count of 0 or 1; last size i4.
+    bytes to add to the base, and none for a count of 0 or 1; last size i4.
     """
     most = 4 * _MOST_CHUNKS + 13
     with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:

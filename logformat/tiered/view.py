@@ -12,9 +12,8 @@ Inside each folder X of remote segments it shows one folder `<topic>-<partition>
 
 A folder that Pinterest's uploader wrote (`<topic>-<partition>` with `offset.wm` in it) shows its files in this form
 under its own path. The path of a file therefore names the folder that holds its object. Everything else is shown as it
-is. A copy of which only a part counts is shown without its offset and time indexes, because these also describe the
-other part; readers rebuild them like any missing index. Its transaction index has only the entries of the part that
-counts.
+is. A copy with only a valid part is shown without its offset and time indexes, because these also describe the invalid
+part; readers rebuild them like any missing index. Its transaction index has only the entries of the part that counts.
 
 The contents of copies are read once for each process and cached, because objects never change. A listing always lists
 the objects again; opening a file does so if the cache does not have it.
@@ -138,7 +137,7 @@ class TieredFileSystem:
         return file if not entry.position else pa.PythonFile(_From(file, entry.position), "r")
 
     def objects(self, path: str) -> list[str]:
-        """Return the paths of the objects that go if a file goes: all of its copy for a log, the log last; none for a
+        """Return the paths of the objects to delete with a file: all of its copy for a log, the log last; none for a
         file beside it.
         """
         at = _find_partition(path.rpartition("/")[0])

@@ -100,7 +100,7 @@ class Converter:
 
 
 def may_be_v3(raw: NDArray[np.uint8], raw_position: int, batches: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return bool[n]: which of BATCH[n] can have magic 3, by their headers. raw begins at raw_position."""
+    """Return bool[n]: whether each of BATCH[n] can have magic 3, by its header. raw begins at raw_position."""
     at = batches["position"] - raw_position + ATTRIBUTES_OFFSET
     others = batches["attributes"] & (CONTROL_MASK | IGNORE_ATTRIBUTES_MASK) != 0
     return np.asarray((batches["magic"] == 2) & ~others & (raw[at] == 0))

@@ -71,8 +71,9 @@ class SegmentWriter:
     def append_raw(self, data: bytes | memoryview | NDArray[np.uint8]) -> NDArray[np.void]:
         """Append whole batches of any magic as they are, and return their headers as layout.BATCH[n].
 
-        Raises LogFormatError for batches that a reader would refuse (bad checksums included), "length" for an
-        incomplete batch at the end, "offsets" if offsets do not rise, and the errors of IndexBuilder and ProducerState.
+        Raises LogFormatError for batches that a reader would refuse, including bad checksums, and the errors of
+        IndexBuilder and ProducerState. Its kind is "length" for an incomplete batch at the end, "offsets" if offsets do
+        not rise.
         """
         raw = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         rows = np.empty(len(raw) // _SMALLEST_BATCH + 1, BATCH)

@@ -35,8 +35,8 @@ class Holder:
         assert self.process.stdout is not None
         self.process.stdout.readline()
 
-    def let_go(self) -> None:
-        """End it, if it has not ended."""
+    def release(self) -> None:
+        """Terminate the process if it is running."""
         if self.process.poll() is None:
             self.process.communicate()
 
@@ -95,22 +95,22 @@ def run(
     def on_retry(context: Any) -> None:
         retried.append((context["ti"].task_id, str(context.get("exception"))))
         if holder:
-            holder.let_go()
+            holder.release()
 
     for task in dag.tasks:
         task.retries, task.retry_delay = 1, timedelta(0)  # else the test would take half an hour
         task.on_retry_callback = [on_retry]
         task.execution_timeout = timedelta(seconds=timeout) if timeout else None
     try:
-        done = dag.test(run_conf=conf)
+        dag_run = dag.test(run_conf=conf)
     finally:
         if holder:
-            holder.let_go()
+            holder.release()
         os.environ.clear()
         os.environ.update(before)
-    tasks = {ti.task_id: ti for ti in done.get_task_instances()}
+    tasks = {ti.task_id: ti for ti in dag_run.get_task_instances()}
     return {
-        "state": done.state,
+        "state": dag_run.state,
         "tasks": {name: ti.state for name, ti in tasks.items()},
         "tries": {name: ti.try_number for name, ti in tasks.items()},
         "xcom": {name: ti.xcom_pull(task_ids=name) for name, ti in tasks.items()},
@@ -119,11 +119,13 @@ def run(
 
 
 def main() -> None:
-    """Say the structure, then the result of each run."""
+    """Print the structure of the DAGs, then the result of each run."""
     print(RESULT + json.dumps(structure(bag())), flush=True)
-    for told in json.load(sys.stdin):
-        dag = bag().dags[told.pop("dag")]  # loaded again: a run's parameters stay in the DAG that `test` was called on
-        print("\n" + RESULT + json.dumps(run(dag, **told)), flush=True)
+    for request in json.load(sys.stdin):
+        dag = bag().dags[
+            request.pop("dag")
+        ]  # loaded again: a run's parameters stay in the DAG that `test` was called on
+        print("\n" + RESULT + json.dumps(run(dag, **request)), flush=True)
 
 
 if __name__ == "__main__":

@@ -44,16 +44,16 @@ def _commands() -> tuple[list[str], list[str]]:
     return lines[:first], lines[first:]
 
 
-def _said(words: list[object], cwd: Path, env: Mapping[str, str], given: str = "") -> str:
+def _run_checked(words: list[object], cwd: Path, env: Mapping[str, str], given: str = "") -> str:
     """Return the output of a process that ends well. It may take any time, but fails after SILENT_SECONDS without
     output.
     """
     out = b""
-    with tempfile.TemporaryFile("w+") as told:
-        told.write(given)
-        told.seek(0)
+    with tempfile.TemporaryFile("w+") as file:
+        file.write(given)
+        file.seek(0)
         with subprocess.Popen(
-            list(map(str, words)), cwd=cwd, env=env, stdin=told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            list(map(str, words)), cwd=cwd, env=env, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         ) as process:
             assert process.stdout is not None
             while select.select([process.stdout], [], [], SILENT_SECONDS)[0]:
@@ -69,7 +69,7 @@ def _said(words: list[object], cwd: Path, env: Mapping[str, str], given: str = "
 
 
 def _bash(lines: list[str], env: Mapping[str, str]) -> str:
-    return _said(["bash", "-euc", "\n".join(lines)], ROOT, env)
+    return _run_checked(["bash", "-euc", "\n".join(lines)], ROOT, env)
 
 
 @pytest.fixture(scope="session")
@@ -203,12 +203,12 @@ class Runs:
             self._run(env, folder)
 
     def _run(self, env: Mapping[str, str], folder: Path) -> None:
-        for name, told in self.told.items():
-            archive = Path(told["conf"]["archive"])
+        for name, request in self.told.items():
+            archive = Path(request["conf"]["archive"])
             self.before[name] = _files(archive) if archive.is_dir() else {}
         words = [VENV / "bin" / "python", Path(__file__).with_name("run_dags.py")]
-        output = _said(
-            words, folder, env, json.dumps([{"dag": "lastkey_reindex"} | told for told in self.told.values()])
+        output = _run_checked(
+            words, folder, env, json.dumps([{"dag": "lastkey_reindex"} | request for request in self.told.values()])
         )
         parts = re.split(rf"^{RESULT}(.*)\n", output, flags=re.MULTILINE)
         self.structure = json.loads(parts[1])
@@ -228,7 +228,7 @@ class Runs:
         in_place = here | {"in_place": True}
         mended = str(self.archive("mended"))
         run["first"] = {"conf": {"archive": mended, **in_place}}
-        # a path is taken as any other process takes it
+        # a path is read as by any other process
         run["second"] = {"conf": {"archive": "mended", **in_place}}
         run["output"] = {"conf": {"archive": str(self.archive("kept")), **here, "output": str(self.folder / "rebuilt")}}
         run["default"] = {"conf": {"archive": str(self.archive("alone")), **here}}
@@ -293,17 +293,17 @@ def test_the_dag_imports_without_errors_or_warnings(runs):
 
 
 def test_dag_has_the_documented_tasks_and_order(runs):
-    found = runs.structure["dags"]["lastkey_reindex"]
-    assert found["max_active_runs"] == 1
-    assert {name: task["downstream"] for name, task in found["tasks"].items()} == {
+    dag = runs.structure["dags"]["lastkey_reindex"]
+    assert dag["max_active_runs"] == 1
+    assert {name: task["downstream"] for name, task in dag["tasks"].items()} == {
         "check": ["reindex"], "reindex": ["verify"], "verify": []
     }  # fmt: skip
-    assert found["tasks"]["verify"]["trigger_rule"] == "none_failed"
-    for task in found["tasks"].values():
+    assert dag["tasks"]["verify"]["trigger_rule"] == "none_failed"
+    for task in dag["tasks"].values():
         assert "airflow.providers.apache.spark.operators.spark_submit.SparkSubmitOperator" in task["kinds"]
         assert (task["retries"], task["retry_delay"], task["connection"]) == (3, 600, "spark_default")
     rows = re.findall(r"^\| `(\w+)` \| ", README.split("| parameter | |")[1].split("\n\n")[0], re.MULTILINE)
-    assert rows == list(found["params"])
+    assert rows == list(dag["params"])
 
 
 def test_dag_rebuilds_broken_indexes(runs):
@@ -388,10 +388,10 @@ def test_problem_that_only_verify_finds_fails_the_dag(runs):
 
 def test_task_is_retried_while_a_broker_holds_the_lock(runs):
     result = runs.result["locked"]
-    ((task, said),) = result["retried"]
+    ((task, messages),) = result["retried"]
     assert task == "reindex"
-    assert "exit code 4" in said
-    assert f"{runs.folder}/locked: expected an unused log directory" in said
+    assert "exit code 4" in messages
+    assert f"{runs.folder}/locked: expected an unused log directory" in messages
     assert result["tries"]["reindex"] == 2
     assert _states(runs, "locked") == ("success", "success", "success")
 

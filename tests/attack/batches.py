@@ -77,13 +77,13 @@ def judge_each(members: list[Member], verdict: Callable[[Member], str]) -> list[
     out: list[str | Failed] = []
     for member in members:
         try:
-            found: str | Failed = verdict(member)
+            outcome: str | Failed = verdict(member)
         except Failed as error:
-            found = error
+            outcome = error
         if member.case is not None:
-            out.append(found)
-        elif found != EQUAL:
-            raise Failed(f"a whole partition beside damaged ones: {found}")
+            out.append(outcome)
+        elif outcome != EQUAL:
+            raise Failed(f"a whole partition beside damaged ones: {outcome}")
     return out
 
 

@@ -23,8 +23,8 @@ def all_cases(specimens: dict[str, Specimen], seed: int | str) -> tuple[Iterator
     """
     kinds: dict[tuple[str, bool], list[Stream]] = {}
     for specimen in specimens.values():
-        for one in streams(specimen):
-            kinds.setdefault((one.kind, one.path.endswith(".log")), []).append(one)
+        for stream in streams(specimen):
+            kinds.setdefault((stream.kind, stream.path.endswith(".log")), []).append(stream)
     rng = random.Random(seed)
     return in_turn([shuffled(of, rng) for of in kinds.values()]), sum(s.n for of in kinds.values() for s in of)
 

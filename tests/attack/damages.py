@@ -105,7 +105,7 @@ def streams(specimen: Specimen, *, logs: bool = True, sides: bool = True) -> Ite
             fields = [(b, f, v) for b in range(len(list(batch_spans(data)))) for f, v in _field_cases(_header(data, b))]
             yield listed("field", fields)
             yield listed("field+crc", fields)
-            bodies = [(b, *one) for b in range(len(list(batch_spans(data)))) for one in _body_cases(data, b)]
+            bodies = [(b, *case) for b in range(len(list(batch_spans(data)))) for case in _body_cases(data, b)]
             yield listed("body", bodies)
             yield listed("body+crc", bodies)
             yield listed(
@@ -131,8 +131,8 @@ def streams(specimen: Specimen, *, logs: bool = True, sides: bool = True) -> Ite
 
 
 def shuffled(of: list[Stream], rng: random.Random) -> Iterator[Case]:
-    """Yield the cases of some streams in random order, each once. The first of millions cost little: the shuffle, by
-    Fisher and Yates, goes only as far as somebody reads, and notes only what has moved.
+    """Yield the cases of some streams in random order, each once. The first of millions of cases are cheap: the
+    Fisher-Yates shuffle runs lazily, and stores only moved numbers.
     """
     ends = [*accumulate(s.n for s in of)]
     moved: dict[int, int] = {}
@@ -141,8 +141,8 @@ def shuffled(of: list[Stream], rng: random.Random) -> Iterator[Case]:
         at = moved.pop(j, j)
         if j != i:
             moved[j] = moved.pop(i, i)
-        found = bisect_right(ends, at)
-        yield of[found].case(at - ends[found] + of[found].n)
+        stream_index = bisect_right(ends, at)
+        yield of[stream_index].case(at - ends[stream_index] + of[stream_index].n)
 
 
 def damaged(specimen: Specimen, case: Case) -> dict[str, bytes | None]:
@@ -199,9 +199,9 @@ def _resigned(path: str, before: bytes, data: bytes, position: int) -> bytes:
     if path.endswith(".snapshot"):
         return data[:2] + struct.pack(">I", crc32c(data[SNAPSHOT_CRC_START:])) + data[SNAPSHOT_CRC_START:]
     at, size = next((at, size) for at, size in batch_spans(before) if at <= position < at + size)
-    said = 12 + struct.unpack_from(">i", data, at + 8)[0]
-    if 61 <= said <= len(data) - at:  # a changed length: sign the bytes that it covers now
-        size = said
+    end = 12 + struct.unpack_from(">i", data, at + 8)[0]
+    if 61 <= end <= len(data) - at:  # a changed length: sign the bytes that it covers now
+        size = end
     return signed(data, at, size)
 
 

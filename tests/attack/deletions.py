@@ -1,9 +1,9 @@
 """The model over time with one more step: delete exactly the files that `archive-needed` reports as not needed.
 
-Afterwards all commands must work as if these files existed: the model judges each later command as before, no run may
-find a partition uncleanable for this reason or skip offsets that were not read, and every generation that could be
-restored before can still be restored. Before the deletion the model checks the files by its own records: they hold
-records of the log of the current generation, below its end, and a run of its chain has read each of them.
+Afterwards all commands must work as if these files existed: the model judges each later command as before. No run may
+find a partition uncleanable for this reason or skip unread offsets, and every generation that was restorable before is
+still restorable. Before the deletion the model checks the files by its own records: they hold records of the log of the
+current generation, below its end, and a run of its chain has read each of them.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _MOST: Final = 3  # older generations that are restored before and after
 
 
 class Deleting(World):
-    """A world whose archive is deleted as far as it is not needed."""
+    """A world that deletes the archive files that are not needed."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.gone: dict[int, list[tuple[int, int]]] = {}  # life of a log -> ranges of offsets that were deleted
 
     def weights(self, step: int) -> dict[str, int]:
-        """Return the steps that may come next, with their weights."""
-        found = super().weights(step)
-        return found if step < 4 else found | {"delete": 25}
+        """Return the possible next steps, with their weights."""
+        weights = super().weights(step)
+        return weights if step < 4 else weights | {"delete": 25}
 
     def delete(self, rng: random.Random) -> None:
-        """Delete what is not needed."""
+        """Delete the files that are not needed."""
         if not self.current or self.has_moved():
             return
         before = self.restorable(rng)
@@ -69,7 +69,7 @@ class Deleting(World):
             raise Failed(f"{log.topic}: not needed: segments of a log that the store never read")
         if bases != {s.base for s in log.segments[: len(bases)]} or log.segments[-1].base in bases:
             raise Failed(f"{log.topic}: not needed: {sorted(bases)}, not the beginning of the log, or all of it")
-        known = {record for one in made.chain() for record in one.given}
+        known = {record for ancestor in made.chain() for record in ancestor.given}
         for segment in log.segments[: len(bases)]:
             for record in (r for b in segment.batches for r in b.records):
                 if record not in known or record.offset >= made.next or record.offset in made.in_archive:
@@ -82,21 +82,21 @@ class Deleting(World):
     ) -> dict[tuple[str, int], Contents]:
         """Restore some older generations, or the same ones again; return those that can be."""
         numbers = [(topic, n) for topic, made in self.current.items() for n in range(1, made.number + 1)]
-        found = {}
+        files = {}
         for topic, number in rng.sample(numbers, min(_MOST, len(numbers))) if again is None else again:
             output = self.root / "older"
             shutil.rmtree(output, ignore_errors=True)
             words = ["restore", "--store", self.store, "--output", output, "--topics", topic, "--generation", number]
             if self.command(*words, codes=(0, 2, 3)).code == 0:
-                found[topic, number] = read_folder(output / f"{topic}-0")
-        return found
+                files[topic, number] = read_folder(output / f"{topic}-0")
+        return files
 
     def gaps(self) -> str:
-        """Let readers of the archive accept that its beginning is gone."""
+        """Let readers of the archive accept the deleted beginning."""
         return "accept" if any(log.life in self.gone for log in self.logs.values()) else "fail"
 
     def hole(self, log: Log, parent: Generation | None, until: int) -> list[tuple[int, int]]:
-        """Return the offsets of lost and deleted segments that this run needed, and must have missed."""
+        """Return the offsets of lost and deleted segments that this run needed and must have reported as missing."""
         first = max(parent.next if parent is not None else log.segments[0].base, log.start_known or 0)
         removed = [(a, b) for a, b in self.gone.get(log.life, []) if b >= first and b < until]
         return super().hole(log, parent, until) + removed

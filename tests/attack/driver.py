@@ -49,7 +49,7 @@ class Ended:
 
 
 class Driver:
-    """A process that starts with its first job, and again with the next job after it was killed."""
+    """A process that starts at its first job, and restarts at the next job after a kill."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
@@ -61,13 +61,13 @@ class Driver:
         with contextlib.suppress(BrokenPipeError):  # already killed
             process.stdin.write(json.dumps([list(words), dict(environment or {})]) + "\n")
             process.stdin.flush()
-        told, _, _ = select.select([process.stdout], [], [], HANG_SECONDS)
-        line = process.stdout.readline() if told else ""
+        readable, _, _ = select.select([process.stdout], [], [], HANG_SECONDS)
+        line = process.stdout.readline() if readable else ""
         if line:
             return Ended(*json.loads(line))
         self.kill()
         self.close()
-        return Ended(None, hung=not told)
+        return Ended(None, hung=not readable)
 
     def kill(self) -> None:
         """Kill the process, as the system does if memory is short; any thread may call this."""

@@ -1,4 +1,4 @@
-"""Cases one after the other in a forked process, which may die or hang: its parent knows which case caused that.
+"""Cases run in sequence in a forked process, which may crash or hang; the parent process identifies the case.
 
 Both processes share the memory that counts the ends of cases. A case that ends the process (a signal), or that does not
 end, is a failure of its own, and another process continues behind it.
@@ -88,12 +88,12 @@ def _one_process(
     """Try cases in one process; return how many it tried."""
     verdicts = tuple(tried.counts)
     shared = mmap.mmap(-1, _HEAD.size + 8 * len(verdicts))
-    said = folder / "failures"
-    said.write_bytes(b"")
+    failures_file = folder / "failures"
+    failures_file.write_bytes(b"")
     pid = os.fork()
     if pid == 0:
         try:
-            _child(cases, work, verdicts, shared, said, memory_bytes, look_each)
+            _child(cases, work, verdicts, shared, failures_file, memory_bytes, look_each)
         except BaseException:
             traceback.print_exc()
             os._exit(2)
@@ -103,8 +103,8 @@ def _one_process(
     tried.peak_bytes = max(tried.peak_bytes, peak)
     for verdict, n in zip(verdicts, struct.unpack_from(f"={len(verdicts)}q", shared, _HEAD.size), strict=True):
         tried.counts[verdict] += n
-    for told in said.read_text().split("\0")[:-1]:
-        name, _, what = told.partition("\n")
+    for failure in failures_file.read_text().split("\0")[:-1]:
+        name, _, what = failure.partition("\n")
         tried.crashes += 1
         tried.failures.append((name, what))
     if hung:
@@ -152,15 +152,15 @@ def _wait(pid: int, shared: mmap.mmap) -> tuple[int, bool]:
 
 def _worked(pid: int) -> dict[int, float]:
     """Return the seconds of processor time that a process and each of its descendants have had."""
-    told: dict[int, tuple[int, float]] = {}  # pid -> parent, seconds
+    progress: dict[int, tuple[int, float]] = {}  # pid -> parent, seconds
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
             fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-            told[int(stat.parent.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS
+            progress[int(stat.parent.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS
     below = {pid}
-    while more := {one for one, (parent, _) in told.items() if parent in below} - below:
+    while more := {one for one, (parent, _) in progress.items() if parent in below} - below:
         below |= more
-    return {one: told[one][1] for one in below if one in told}
+    return {one: progress[one][1] for one in below if one in progress}
 
 
 def _child(
@@ -168,14 +168,14 @@ def _child(
     work: Callable[[C], str],
     verdicts: tuple[str, ...],
     shared: mmap.mmap,
-    said: Path,
+    failures_file: Path,
     memory_bytes: int,
     look_each: int,
 ) -> None:
     counts, failures = dict.fromkeys(verdicts, 0), 0
     before = at_first = _forget_peak()
     most = 0
-    with said.open("a") as file:
+    with failures_file.open("a") as file:
         for number, case in enumerate(cases):
             _HEAD.pack_into(shared, 0, number, most)
             if failures >= MOST_FAILURES:
@@ -209,9 +209,9 @@ def _forget_peak() -> int:
 
 
 def _resident(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) << 10
+    match = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match is not None
+    return int(match[1]) << 10
 
 
 def in_turn(streams: list[Iterator[C]]) -> Iterator[C]:

@@ -1,4 +1,4 @@
-"""A job whose disk has only so much room: a small file system is mounted for it, in a namespace of its own.
+"""A job on a small file system, which is mounted in a separate namespace.
 
 `mishaps` has a full disk too, from any operation on, which `preload.c` simulates. Here the kernel decides when the disk
 is full, and how much a write leaves of a file that has no room.
@@ -33,17 +33,17 @@ _KINDS: Final = {"DiskFullError", "LogDirectoryFullError", "OutputFullError"}
 @cache
 def own_mounts() -> tuple[tuple[str, ...], str]:
     """Return (a command whose child can mount for itself alone, ""), or ((), the reason why the kernel refuses)."""
-    said = []
+    errors = []
     for options in ("--mount", "--map-root-user --mount"):
         command = ("unshare", *options.split())
         if shutil.which("unshare") is None:
             return (), "no unshare (util-linux)"
         mount = [*command, "mount", "-t", "tmpfs", "-o", "size=1m", "none", tempfile.gettempdir()]
-        done = subprocess.run(mount, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
+        completed = subprocess.run(mount, capture_output=True, text=True, check=False)
+        if completed.returncode == 0:
             return command, ""
-        said.append(f"{' '.join(command)}: {done.stderr.strip()}")
-    return (), "; ".join(said)
+        errors.append(f"{' '.join(command)}: {completed.stderr.strip()}")
+    return (), "; ".join(errors)
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,14 @@ class Disk:
             _run("mount", "-t", "tmpfs", "-o", _options(_LARGE), "none", str(at))
 
     def leave(self, left: Left | None) -> None:
-        """Leave only so much room; None: plenty."""
+        """Limit the free space; None: no limit."""
         sizes = dict(_LARGE)
         if left is not None:
-            found = os.statvfs(self.at)
-            used = {"bytes": (found.f_blocks - found.f_bfree) * found.f_frsize, "files": found.f_files - found.f_ffree}
+            status = os.statvfs(self.at)
+            used = {
+                "bytes": (status.f_blocks - status.f_bfree) * status.f_frsize,
+                "files": status.f_files - status.f_ffree,
+            }
             sizes[left.of] = used[left.of] + left.room * (PAGE_BYTES if left.of == "bytes" else 1)
         _run("mount", "-o", f"remount,{_options(sizes)}", str(self.at))
 
@@ -109,23 +112,23 @@ class Filled:
     def _enough(self, of: str) -> int:
         """Return a power of two as room: the job succeeds with it, and fails with half of it."""
         enough = 1
-        while self._said(Left(of, enough)).code:
+        while self._run_attacked(Left(of, enough)).code:
             enough *= 2
         return enough
 
-    def _said(self, left: Left) -> Output:
+    def _run_attacked(self, left: Left) -> Output:
         self.disk.leave(None)
         self.history.reset()
         self.disk.leave(left)
         try:
-            said, _ = self.history.attacked(None)
+            output, _ = self.history.attacked(None)
         finally:
             self.disk.leave(None)
-        return said
+        return output
 
     def verdict(self, left: Left) -> str:
         """Run a case; return one of VERDICTS. Raises Failed."""
-        output = self._said(left)
+        output = self._run_attacked(left)
         self.history.check(output)
         if output.code == 0:
             return ROOM
@@ -137,11 +140,11 @@ class Filled:
 
 def _spread(n: int, rng: random.Random) -> list[int]:
     """Return 0 to n; halves first, quarters next, so that any first few lie far apart."""
-    found: dict[int, None] = dict.fromkeys((n // 2, 0, n))
+    sizes: dict[int, None] = dict.fromkeys((n // 2, 0, n))
     parts = 4
     while parts <= 2 * n:
         these = [n * i // parts for i in range(1, parts, 2)]
         rng.shuffle(these)
-        found |= dict.fromkeys(these)
+        sizes |= dict.fromkeys(these)
         parts *= 2
-    return list(found)
+    return list(sizes)

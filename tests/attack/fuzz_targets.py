@@ -143,18 +143,18 @@ def _codec(codec: int) -> Target:
             n = decompress_into(codec, data, out, 0, BOMB_LIMIT, BatchPlace(_LOG, 0))
         except LogFormatError as error:
             return Parsed([error])
-        found = bytes(out.view[:n])
+        content = bytes(out.view[:n])
         try:
             expected = _by_the_library(codec, data)
         except Exception:  # the library is stricter than Kafka
-            expected = found
-        if found != expected:
-            raise Failed(f"{CODEC_NAMES[codec]}: {found[:40]!r}, expected {expected[:40]!r}")
+            expected = content
+        if content != expected:
+            raise Failed(f"{CODEC_NAMES[codec]}: {content[:40]!r}, expected {expected[:40]!r}")
         again = Scratch(1 << 6)
-        n = decompress_into(codec, pack(codec, 2, found), again, 0, BOMB_LIMIT, BatchPlace(_LOG, 0))
-        if bytes(again.view[:n]) != found:
+        n = decompress_into(codec, pack(codec, 2, content), again, 0, BOMB_LIMIT, BatchPlace(_LOG, 0))
+        if bytes(again.view[:n]) != content:
             raise Failed(f"{CODEC_NAMES[codec]}: packed and unpacked it is not the same")
-        return Parsed([], found)
+        return Parsed([], content)
 
     return target
 
@@ -184,13 +184,13 @@ def _decoders(data: bytes) -> Parsed:
     values = pa.array([data, None, b""], pa.binary())
     out = {}
     for name, one in DECODERS.items():
-        found, reasons = one.read(values)
-        found.validate(full=True)
-        if len(found) != 3 or not reasons.equals(find_problems(values, name)):
-            raise Failed(f"{name}: {found}, {reasons}")
-        if found[0].is_valid and reasons[0].is_valid and name != "string":
-            raise Failed(f"{name}: both a value and what is wrong with it: {found[0]}, {reasons[0]}")
-        out[name] = f"{found} {reasons}"
+        column, reasons = one.read(values)
+        column.validate(full=True)
+        if len(column) != 3 or not reasons.equals(find_problems(values, name)):
+            raise Failed(f"{name}: {column}, {reasons}")
+        if column[0].is_valid and reasons[0].is_valid and name != "string":
+            raise Failed(f"{name}: both a value and what is wrong with it: {column[0]}, {reasons[0]}")
+        out[name] = f"{column} {reasons}"
     return Parsed([], out)
 
 
@@ -236,8 +236,8 @@ def _written(data: bytes) -> Parsed:
                tuple((k.encode(), v) for k, v in row.headers))
         for row in rows
     ]  # fmt: skip
-    if (found := [record for batch in decoded(log) for record in batch.records]) != expected:
-        raise Failed(f"written {expected}, a slow reader finds {found}")
+    if (records := [record for batch in decoded(log) for record in batch.records]) != expected:
+        raise Failed(f"written {expected}, a slow reader finds {records}")
     seen = parse(log, _LOG)
     if seen.problems:
         raise Failed(f"written, and found wrong: {seen.problems[0]}")

@@ -101,9 +101,9 @@ def _smallest(folder: Path) -> list[str]:
     kept = []
     for path in sorted(folder.iterdir(), key=lambda path: (path.stat().st_size, path.name)):
         data = path.read_bytes()
-        found = {(data[0], *way) for way in _ways(lambda data=data: run(data))}  # type: ignore[misc]
-        if not found <= reached:
-            reached |= found
+        coverage = {(data[0], *way) for way in _ways(lambda data=data: run(data))}  # type: ignore[misc]
+        if not coverage <= reached:
+            reached |= coverage
             kept.append(path.name)
     return kept
 

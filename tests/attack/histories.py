@@ -1,4 +1,4 @@
-"""Stores and archives of a few records, the jobs that change them, and checks of what must hold after any mishap.
+"""Stores and archives of a few records, the jobs that change them, and the invariants that are checked after any fault.
 
 Everything runs in forked children of a process that has imported and compiled everything, and that never touches
 delta-rs itself, whose threads do not survive a fork. So a job takes 50 to 100 milliseconds.
@@ -65,7 +65,7 @@ _LARGE_BYTES: Final = 7 << 19  # six exceed the quarter of task.memory.bytes tha
 
 
 class Named(Failed):
-    """A run failed and named the problem, as it should after the disk has lied."""
+    """Error of a run that failed and named the problem, as required after false success of a disk write."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Stands:
+class StoreState:
     """The state of a store: the generation of each partition, and the files of its folder without the manifest."""
 
     generations: dict[_KEY, int]
@@ -100,7 +100,7 @@ def run(words: list[str]) -> Output:
     return Output(code, json.loads(text) if text else {}, err.getvalue())
 
 
-def stands(store: Path) -> Stands:
+def stands(store: Path) -> StoreState:
     """Return the state of a store. Call it in a process of its own, because it asks delta-rs."""
     state = open_state(str(store))
     try:
@@ -111,7 +111,7 @@ def stands(store: Path) -> Stands:
     for key, row in rows.items():
         files[key] = {name: data for name, data in read_tree(store / row.folder).items() if name not in OF_THE_COMMIT}
         files[key][MANIFEST] = repr([astuple(row) for row in manifests[key]]).replace(row.run_id, "RUN").encode()
-    return Stands(
+    return StoreState(
         {key: row.generation for key, row in rows.items()}, files, {key: row.run_id for key, row in rows.items()},
         {key: row.folder for key, row in rows.items()},
     )  # fmt: skip
@@ -119,8 +119,8 @@ def stands(store: Path) -> Stands:
 
 def restored(output: Path) -> dict[str, tuple[str, int]]:
     """Return the files of a log directory: SHA-256, and mtime for those that keep theirs (0 for others)."""
-    found = tree(output) if output.exists() else {}
-    return {p: (sha, at if p.endswith(".log") else 0) for p, (sha, at) in found.items() if sha != "folder"}
+    files = tree(output) if output.exists() else {}
+    return {p: (sha, at if p.endswith(".log") else 0) for p, (sha, at) in files.items() if sha != "folder"}
 
 
 class Child:
@@ -305,7 +305,7 @@ class History:
             raise AssertionError(f"{kind.name}: segments are {reasons}")
         self.after = read_tree(self.root)
         self.restored = restored(self.root / "output")
-        self.stood: Stands = self.child(lambda: stands(self.root / "store"))
+        self.stood: StoreState = self.child(lambda: stands(self.root / "store"))
         self.goal = self._goal()
         self.exact = self._exact() if kind.damaged else {}
         self.cleaned = {} if kind.damaged else self.child(self._clean)
@@ -368,9 +368,9 @@ class History:
 
     def ended(self, words: list[str]) -> Output:
         """Run a command undisturbed to its end."""
-        said: Output | None = self.child(lambda: run(words))
-        assert said is not None
-        return said
+        output: Output | None = self.child(lambda: run(words))
+        assert output is not None
+        return output
 
     def start(self, order: Order | None, *, noting: bool = False, trash: bool = False) -> Child:
         """Start the job under attack."""
@@ -387,21 +387,21 @@ class History:
         return Child(work, self.work)
 
     def attacked(self, order: Order | None, *, noting: bool = False, trash: bool = False) -> tuple[Output, list[Noted]]:
-        said = self.start(order, noting=noting, trash=trash).result() or Output(KILLED, {}, "")
-        return said, self.control.noted() if noting else []
+        output = self.start(order, noting=noting, trash=trash).result() or Output(KILLED, {}, "")
+        return output, self.control.noted() if noting else []
 
     # -- what must hold
 
-    def check(self, said: Output) -> None:
+    def check(self, output: Output) -> None:
         """Check everything after a run under attack, and after the expiry of a lease that it could not delete."""
-        check_said(said)
+        check_end(output)
         expire_leases(self.root / "store")
         self.check_archive()
         if self.kind.keeps and read_tree(self.root / "store" / "segments") != read_tree(
             self.base / "store" / "segments"
         ):
-            raise Failed(f"something young is gone: {shown(said)}")
-        self.child(lambda: self._check_in_child(said))
+            raise Failed(f"something young is gone: {shown(output)}")
+        self.child(lambda: self._check_in_child(output))
         self.check_archive()
 
     def check_archive(self) -> None:
@@ -415,64 +415,64 @@ class History:
         if more and not self.kind.damaged:
             raise Failed(f"new in the archive: {more}")
 
-    def _check_in_child(self, said: Output) -> None:
+    def _check_in_child(self, output: Output) -> None:
         of = self.kind.name
         store = self.root / "store"
         if of == "reindex":
-            self._check_reindexed(said)
+            self._check_reindexed(output)
             return
         if of == "restore":
-            self._check_restored(said)
+            self._check_restored(output)
         if of == "merge":
-            self._check_merged(said)
-        now = stands(store) if (store / "state").exists() else Stands({}, {})
+            self._check_merged(output)
+        now = stands(store) if (store / "state").exists() else StoreState({}, {})
         if of in COMPACTIONS:
-            self._check_committed(said, now)
+            self._check_committed(output, now)
         elif of == "rollback":
             wanted = dict.fromkeys(now.generations, 3)  # with the files of generation 1
-            if said.code == 0 and now.generations != wanted:
+            if output.code == 0 and now.generations != wanted:
                 raise Failed(f"said done, and {now.generations}")
-            behind = "/cleaner_state/" in said.report.get("error", {}).get("path", "")  # written after the commit
-            if said.code > 0 and said.code != 5 and not behind and set(now.generations.values()) != {2}:
-                raise Failed(f"exit code {said.code}, and {now.generations}")
+            behind = "/cleaner_state/" in output.report.get("error", {}).get("path", "")  # written after the commit
+            if output.code > 0 and output.code != 5 and not behind and set(now.generations.values()) != {2}:
+                raise Failed(f"exit code {output.code}, and {now.generations}")
         elif now.generations != self.stood.generations:
             raise Failed(f"generations {now.generations}, expected {self.stood.generations}")
         if now.generations and (self.thorough or now.files != self.stood.files):
-            well(f"verify after {shown(said)}", run(VERIFY(self.root)))
-        self._check_next(said)
+            well(f"verify after {shown(output)}", run(VERIFY(self.root)))
+        self._check_next(output)
 
-    def check_beside(self, said: Output, other: Output) -> None:
+    def check_beside(self, output: Output, other: Output) -> None:
         """Check after two jobs at once: both reports are true, everything is whole, and the next run leaves the usual
         logs.
         """
-        self.child(lambda: self._check_beside_in_child(said, other))
+        self.child(lambda: self._check_beside_in_child(output, other))
         self.check_archive()
 
-    def _check_beside_in_child(self, said: Output, other: Output) -> None:
+    def _check_beside_in_child(self, output: Output, other: Output) -> None:
         store = self.root / "store"
         now = stands(store)
         if self.kind.name == "restore":
-            self._check_restored(said, self._restored_now(said))
+            self._check_restored(output, self._restored_now(output))
         if self.kind.name == "merge":
-            self._check_merged(said)
+            self._check_merged(output)
         back = {
             (p["topic"], p["partition"]): p["generation_before"]
-            for one in (said, other)
-            if one.report.get("job") == "rollback"
-            for p in one.report.get("partitions", ())
+            for folder in (output, other)
+            if folder.report.get("job") == "rollback"
+            for p in folder.report.get("partitions", ())
         }
-        for one in (said, other):
-            for p in one.report.get("partitions", ()) if one.report.get("job") == "compact" else ():
+        for folder in (output, other):
+            for p in folder.report.get("partitions", ()) if folder.report.get("job") == "compact" else ():
                 key = p["topic"], p["partition"]
                 undone = back.get(key) == p["generation"] is not None  # by the other job, which came later
                 if p["generation"] is not None and now.generations.get(key, 0) < p["generation"] and not undone:
                     raise Failed(f"{key}: said generation {p['generation']}, is {now.generations.get(key)}")
         if now.generations:
-            well(f"verify; said {shown(said)}; beside it {shown(other)}", run(VERIFY(self.root)))
-        well(f"the next run; said {shown(said)}; beside it {shown(other)}", run(compact(self.root)))
+            well(f"verify; said {shown(output)}; beside it {shown(other)}", run(VERIFY(self.root)))
+        well(f"the next run; said {shown(output)}; beside it {shown(other)}", run(compact(self.root)))
         now = stands(store)
         for words in (VERIFY, VACUUM, VERIFY):
-            well(f"after the next run; said {shown(said)}; beside it {shown(other)}", run(words(self.root)))
+            well(f"after the next run; said {shown(output)}; beside it {shown(other)}", run(words(self.root)))
         logs = {key: _logs(found) for key, found in now.files.items()}
         if logs != self.cleaned:
             raise Failed(f"the next run leaves {differs(logs, self.cleaned)}")
@@ -524,56 +524,60 @@ class History:
         )
         return now.generations, now.files, left
 
-    def _check_next(self, said: Output) -> None:
-        found = self._next()
+    def _check_next(self, output: Output) -> None:
+        generation = self._next()
         expected = self.goal
         if self.kind.name in COMPACTIONS:
-            found, expected = (
-                (g, {key: self._made_again(said, files) for key, files in f.items()}, left if self.thorough else None)
-                for g, f, left in (found, self.goal)
+            generation, expected = (
+                (
+                    g,
+                    {key: self._rebuilt_epochs_omitted(output, files) for key, files in f.items()},
+                    left if self.thorough else None,
+                )
+                for g, f, left in (generation, self.goal)
             )
-        if found != expected:
-            raise Failed(f"the next run leaves something else than undisturbed ones: {differs(found, self.goal)}")
+        if generation != expected:
+            raise Failed(f"the next run leaves something else than undisturbed ones: {differs(generation, self.goal)}")
 
-    def _check_committed(self, said: Output, now: Stands) -> None:
+    def _check_committed(self, output: Output, now: StoreState) -> None:
         old = dict.fromkeys(self.stood.generations, self.kind.generations)
         for key in self.stood.generations:
             generation = now.generations.get(key, 0)
             if generation not in (old[key], old[key] + 1):
                 raise Failed(f"{key}: generation {generation}")
-            if generation > old[key] and self._made_again(said, now.files[key]) != self._made_again(
-                said, self.stood.files[key]
-            ):
+            if generation > old[key] and self._rebuilt_epochs_omitted(
+                output, now.files[key]
+            ) != self._rebuilt_epochs_omitted(output, self.stood.files[key]):
                 raise Failed(f"{key}: another {generation}: {differs(now.files[key], self.stood.files[key])}")
-        if said.killed:
+        if output.killed:
             return
-        if said.code == 0 and now.generations != self.stood.generations:
+        if output.code == 0 and now.generations != self.stood.generations:
             raise Failed(f"said done, and generations are {now.generations}")
-        told = {(p["topic"], p["partition"]): p for p in said.report.get("partitions", ())}
-        for key, p in told.items():
+        reported = {(p["topic"], p["partition"]): p for p in output.report.get("partitions", ())}
+        for key, p in reported.items():
             if p["generation"] is not None and now.generations.get(key) != p["generation"]:
                 raise Failed(f"{key}: said generation {p['generation']}, is {now.generations.get(key)}")
             if p["generation"] is None and now.generations.get(key, 0) > old[key]:
                 raise Failed(f"{key}: generation {now.generations[key]} was committed; said {p['status']}")
 
-    def _made_again(self, said: Output, files: dict[str, bytes]) -> dict[str, bytes]:
+    def _rebuilt_epochs_omitted(self, output: Output, files: dict[str, bytes]) -> dict[str, bytes]:
         """Return the files without the leader epochs if a note says that they come from the batches, because the
         archive's file could not be read.
         """
-        again = EPOCHS in json.dumps(said.report.get("notes", ()))
+        again = EPOCHS in json.dumps(output.report.get("notes", ()))
         return {name: data for name, data in files.items() if name != EPOCHS or not again}
 
-    def check_lied(self, said: Output) -> None:
-        """Check after a disk lied. The job may be deceived, but `verify` must find and name the damage in a store.
-        `verify` also checks a restored folder, but cannot compare its small side files with anything.
+    def check_false_success(self, output: Output) -> None:
+        """Check after false success of disk writes. The job may succeed, but `verify` must find and name the damage in
+        a store. `verify` also checks a restored folder, but cannot compare its small side files with anything.
         """
         try:
-            if self.kind.name in ("restore", "merge") and said.code == 0:
+            if self.kind.name in ("restore", "merge") and output.code == 0:
                 self.child(self._check_looked_at)
                 return
             if self.kind.name in COMPACTIONS:
-                self.child(lambda: well(f"verify after {shown(said)}", run(VERIFY(self.root))))
-            self.check(said)
+                self.child(lambda: well(f"verify after {shown(output)}", run(VERIFY(self.root))))
+            self.check(output)
         except Named:
             self.check_archive()
 
@@ -587,64 +591,64 @@ class History:
             well(f"verify of {wrong}", run(["verify", str(self.root / "output"), "--sealed", "--json"]))
             raise Failed(f"other logs, and verify says nothing: {wrong}")
 
-    def _restored_now(self, said: Output) -> dict[str, tuple[str, int]]:
+    def _restored_now(self, output: Output) -> dict[str, tuple[str, int]]:
         """Return the files to restore, also if the other run came first and committed the restored generation."""
-        if all(p["generation"] == self.kind.generations for p in said.report.get("partitions", ())):
+        if all(p["generation"] == self.kind.generations for p in output.report.get("partitions", ())):
             return self.restored
         again = self.root / "restored again"
         well("restore", run(restore(self.root, again.name)))
-        found = restored(again)
+        restored_files = restored(again)
         shutil.rmtree(again)
-        return found
+        return restored_files
 
-    def _check_restored(self, said: Output, expected: dict[str, tuple[str, int]] | None = None) -> None:
+    def _check_restored(self, output: Output, expected: dict[str, tuple[str, int]] | None = None) -> None:
         expected = self.restored if expected is None else expected
         files = restored(self.root / "output")
         whole = _shas(files) == _shas(expected)
-        if said.code == 0 and files != expected:
+        if output.code == 0 and files != expected:
             raise Failed(f"said done, and {differs(files, expected)}")
         if CLEAN_SHUTDOWN in files and not whole:
             raise Failed(f"looks like a whole log directory: {differs(files, expected)}")
-        if said.code > 0 and files and "left in" not in json.dumps(said.report):
-            raise Failed(f"left {sorted(files)[:5]}, and does not say so: {shown(said)}")
+        if output.code > 0 and files and "left in" not in json.dumps(output.report):
+            raise Failed(f"left {sorted(files)[:5]}, and does not say so: {shown(output)}")
 
-    def _check_merged(self, said: Output) -> None:
+    def _check_merged(self, output: Output) -> None:
         """Check that a partition is whole, or absent and named. From copies of which a file could not be read comes
         the same log, perhaps in other segments, or one with a named gap.
         """
-        told = {f"{p['topic']}-{p['partition']}": p for p in said.report.get("partitions", ())}
-        if not told:
-            self._check_restored(said)
+        reported = {f"{p['topic']}-{p['partition']}": p for p in output.report.get("partitions", ())}
+        if not reported:
+            self._check_restored(output)
             return
         files = restored(self.root / "output")
-        for name, p in told.items():
-            found, expected = (
+        for name, p in reported.items():
+            merged, expected = (
                 {path: one for path, one in of.items() if path.startswith(f"{name}/")} for of in (files, self.restored)
             )
-            if p["refused"] and (found or not p["problems"]):
-                raise Failed(f"{name}: refused, with {sorted(found)}: {p}")
-            if said.report["problems"]:
+            if p["refused"] and (merged or not p["problems"]):
+                raise Failed(f"{name}: refused, with {sorted(merged)}: {p}")
+            if output.report["problems"]:
                 continue
-            if found != expected and '"unreadable"' not in json.dumps(said.report):
-                raise Failed(f"{name}: {differs(found, expected)}: {shown(said)}")
+            if merged != expected and '"unreadable"' not in json.dumps(output.report):
+                raise Failed(f"{name}: {differs(merged, expected)}: {shown(output)}")
             if _log(read_tree(self.root), name) != _log(self.after, name):
-                raise Failed(f"{name}: another log, and no problem: {shown(said)}")
+                raise Failed(f"{name}: another log, and no problem: {shown(output)}")
 
-    def _check_reindexed(self, said: Output) -> None:
+    def _check_reindexed(self, output: Output) -> None:
         old, now = read_tree(self.base / "archive"), read_tree(self.root / "archive")
         new = {p.removeprefix("archive/"): data for p, data in self.after.items() if p.startswith("archive/")}
         for path, data in now.items():
-            if path.endswith(".tmp") and (said.killed or "impossible" in json.dumps(said.report) or said.code):
+            if path.endswith(".tmp") and (output.killed or "impossible" in json.dumps(output.report) or output.code):
                 continue
             if data not in (old.get(path), new.get(path), self.exact.get(path)):
                 raise Failed(f"{path}: neither the old file nor the new one")
         if removed := old.keys() - now.keys():
             raise Failed(f"gone: {removed}")
-        if said.code == 0 and not self._is_right(now, new):
-            raise Failed(f"said done, and {differs(now, new)}: {shown(said)}")
-        found = self._next()
-        if not self._is_right(found, self.goal):
-            raise Failed(f"the next run: {differs(found, self.goal)}")
+        if output.code == 0 and not self._is_right(now, new):
+            raise Failed(f"said done, and {differs(now, new)}: {shown(output)}")
+        rebuilt = self._next()
+        if not self._is_right(rebuilt, self.goal):
+            raise Failed(f"the next run: {differs(rebuilt, self.goal)}")
 
     def _is_right(self, found: dict[str, bytes], expected: dict[str, bytes]) -> bool:
         return found.keys() == expected.keys() and all(
@@ -666,28 +670,28 @@ def _logs(files: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if name.endswith(".log")}
 
 
-def check_said(said: Output) -> None:
+def check_end(output: Output) -> None:
     """Check that a run ended in an allowed way: no defect, and a report."""
-    if said.killed:
+    if output.killed:
         return
-    if said.code not in _CODES:
-        raise Failed(f"exit code {said.code}: {shown(said)}")
-    if "Traceback" in said.stderr or "please report" in said.stderr or '"defect"' in json.dumps(said.report):
-        raise Failed(f"a defect in what is said: {shown(said)}")
-    if not said.report:
-        raise Failed(f"exit code {said.code}, and no report: {said.stderr[-2000:]}")
+    if output.code not in _CODES:
+        raise Failed(f"exit code {output.code}: {shown(output)}")
+    if "Traceback" in output.stderr or "please report" in output.stderr or '"defect"' in json.dumps(output.report):
+        raise Failed(f"a defect in what is said: {shown(output)}")
+    if not output.report:
+        raise Failed(f"exit code {output.code}, and no report: {output.stderr[-2000:]}")
 
 
-def well(what: str, said: Output) -> None:
-    """Check that an undisturbed run ended well. Raises Named if it says why it did not."""
-    check_said(said)
-    if said.code:
-        raise Named(f"{what}: {shown(said)}")
+def well(what: str, output: Output) -> None:
+    """Check that an undisturbed run succeeded. Raises Named if its report states the reason of a failure."""
+    check_end(output)
+    if output.code:
+        raise Named(f"{what}: {shown(output)}")
 
 
-def shown(said: Output) -> str:
-    report = said.report.get("error") or {k: v for k, v in said.report.items() if k not in ("seconds", "archive")}
-    return f"{said.code}: {json.dumps(report, default=str)[:1500]} {said.stderr[-3000:]}"
+def shown(output: Output) -> str:
+    report = output.report.get("error") or {k: v for k, v in output.report.items() if k not in ("seconds", "archive")}
+    return f"{output.code}: {json.dumps(report, default=str)[:1500]} {output.stderr[-3000:]}"
 
 
 def differs(found: Any, expected: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Final
 
 from tests.attack import power
 from tests.attack.forked import in_turn
-from tests.attack.histories import TEMPORARY, VACUUM, Child, History, Output, check_said, compact, restore, run
+from tests.attack.histories import TEMPORARY, VACUUM, Child, History, Output, check_end, compact, restore, run
 from tests.attack.preload import Order, path_pattern
 
 ON, SAID, KILLED, LIED, MISSED = (
@@ -129,8 +129,8 @@ def cases(history: History, seed: int) -> list[Case]:
         for kind in mishap.kinds:
             of = [
                 Case(job, mishap.name, kind, nth, pattern)
-                for (found, pattern), n in made.items()
-                if found == kind and pattern.startswith(mishap.below) and pattern.startswith(history.kind.below)
+                for (operation, pattern), n in made.items()
+                if operation == kind and pattern.startswith(mishap.below) and pattern.startswith(history.kind.below)
                 for nth in range(1, n + 1)
             ]
             rng.shuffle(of)
@@ -173,28 +173,31 @@ def verdict(history: History, case: Case) -> str:
     child = history.start(order, noting=bool(mishap.loss), trash=bool(mishap.loss))
     if mishap.meanwhile:
         return _beside(history, child, mishap.meanwhile)
-    said = child.result() or Output(-9, {}, "")
+    output = child.result() or Output(-9, {}, "")
     if case.nth and not history.control.done:
-        history.check(said)
+        history.check(output)
         with (history.work / CAME_NO_MORE).open("a") as missed:
             missed.write(f"{case}\n")
         return MISSED
     if at_first is not None:
         power.lose_power(history.root, at_first, history.control.noted(), history.trash, mishap.loss)
     if case.mishap in _LIES:
-        return _lied_to(history, said)
-    history.check(said)
-    return KILLED if said.killed else ON if said.code == 0 else SAID
+        return _check_false_success(history, output)
+    history.check(output)
+    return KILLED if output.killed else ON if output.code == 0 else SAID
 
 
-def _lied_to(history: History, said: Output) -> str:
-    """Check a run on a disk that lied about its writes: verify must find and name the damage; more is not promised."""
-    history.check_lied(said)
+def _check_false_success(history: History, output: Output) -> str:
+    """Check a run on a disk that reported false success: verify must find and name the damage; nothing else is
+    guaranteed.
+    """
+    history.check_false_success(output)
     return LIED
 
 
 def _beside(history: History, child: Child, job: str) -> str:
-    """Run another job while an operation waits; the first may then end as if it had been alone, or say why not.
+    """Run another job while an operation waits. The first job then either ends as if it ran alone, or reports the
+    conflict.
 
     If the delayed job holds a lock that the other one waits for, it continues first.
     """
@@ -206,11 +209,11 @@ def _beside(history: History, child: Child, job: str) -> str:
     )
     other.ended(PATIENCE)
     history.control.go()
-    said, beside = child.result(), other.result()
-    check_said(said)
-    check_said(beside)
+    output, beside = child.result(), other.result()
+    check_end(output)
+    check_end(beside)
     if job == "restore":
         shutil.rmtree(history.root / "meanwhile", ignore_errors=True)
     history.check_archive()
-    history.check_beside(said, beside)
-    return ON if said.code == 0 else SAID
+    history.check_beside(output, beside)
+    return ON if output.code == 0 else SAID

@@ -1,11 +1,11 @@
 """A random model over time: the events of months in an archive and its store, drawn from a seed.
 
 A broker keeps two topics (`model_log`): it appends, with and without keys, transactions and sequences; it rolls
-segments, gives up the beginning of its logs, loses a segment in the middle, and creates topics again. In between
-somebody runs every command that changes something: compact with options and settings that differ each time, rollback,
-rebuild-state, vacuum, reindex, restore; now and then a broker continues with the restored folder as the new archive.
-After each command the model restores a generation, reads it with a reader of its own, and judges it by a rule of its
-own (`model_judge`); the commands' reports must be true; vacuum must not delete the only copy of a record.
+segments, gives up the beginning of its logs, loses a segment in the middle, and creates topics again. Between these
+events the model runs every command that changes data: compact with options and settings that differ each time,
+rollback, rebuild-state, vacuum, reindex, restore; now and then a broker continues with the restored folder as the new
+archive. After each command the model restores a generation, reads it with a reader of its own, and judges it by a rule
+of its own (`model_judge`); the commands' reports must be true; vacuum must not delete the only copy of a record.
 
 A case is a seed, a number and its steps. Each step draws from a seed of its own, so steps may be left out: a failing
 case is made smaller until no step can go.
@@ -29,16 +29,16 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from tests.attack.forked import Failed
-from tests.attack.histories import Output, check_said, run, shown
+from tests.attack.histories import Output, check_end, run, shown
 from tests.attack.model_judge import (
     DAY_MS,
     Contents,
     Generation,
     RunOptions,
     given_to,
+    list_faults,
     read_folder,
     rows_by_offset,
-    wrongs,
 )
 from tests.attack.model_log import Entry, Log, drawn_codec, drawn_records
 from tests.attack.readers import data_source
@@ -103,7 +103,7 @@ class Tally:
 
 
 class World:
-    """An archive, its store, and the truth about both."""
+    """An archive, its store, and the model's state of both."""
 
     def __init__(self, root: Path, case: Case, tally: Tally, known: Mapping[str, Known]) -> None:
         self.root, self.case, self.tally, self.known = root, case, tally, known
@@ -132,28 +132,28 @@ class World:
         self.logs[topic] = log
 
     def play(self) -> None:
-        """Play all steps. Raises Failed with the whole story."""
+        """Run all steps. Raises Failed with the complete history."""
         for step in self.case.steps:
             rng = self.rng(step)
             names = self.weights(step)
             name = rng.choices(list(names), list(names.values()))[0]
-            said = f"{step} {name}"
-            self.told.append(said)
+            command_name = f"{step} {name}"
+            self.told.append(command_name)
             self.tally.steps[name] += 1
             try:
                 getattr(self, name)(rng)
                 self.write_checkpoints()
             except Exception as error:  # also the reader's errors: an unreadable log is wrong
-                found = str(error) if isinstance(error, Failed) else "".join(traceback.format_exception(error)[-4:])
-                told = "".join(f"\n      {one}" for one in self.told)
-                raise Failed(f"step {step}, {name}: {found}{told}") from error
+                message = str(error) if isinstance(error, Failed) else "".join(traceback.format_exception(error)[-4:])
+                history = "".join(f"\n      {one}" for one in self.told)
+                raise Failed(f"step {step}, {name}: {message}{history}") from error
 
     def weights(self, step: int) -> dict[str, int]:
         """Return the steps that may come next, with their weights."""
         return _FIRST if step < len(_FIRST) else _STEPS | (_NIGHTS if self.by_yield else {})
 
     def tell(self, words: str) -> None:
-        """Add the effect of a step to the story."""
+        """Append the effect of a step to the history."""
         self.told[-1] += f": {words}"
 
     # the broker
@@ -231,8 +231,8 @@ class World:
         log = self.logs[old.topic]
         log.odd.add("created again")
         if rng.random() < 0.4 and old.end < 150:  # one batch across all former offsets
-            given = [g for _ in range(60) for g in drawn_records(rng, log, self.clock_ms, nulls=False)]
-            log.append(given[: old.end + 2])
+            records = [g for _ in range(60) for g in drawn_records(rng, log, self.clock_ms, nulls=False)]
+            log.append(records[: old.end + 2])
         self.tell(f"{log.topic}, up to {log.end}; was up to {old.end}")
 
     def lose(self, rng: random.Random) -> None:
@@ -275,15 +275,15 @@ class World:
     def damage(self, rng: random.Random) -> None:
         """Damage or remove what runs by yield have left beside the logs of the store."""
         kind = rng.choice(("*.facts", "*.filter", "*.keys", "hash.key"))
-        found = sorted((self.store / "segments").rglob(kind))
-        for path in found if rng.random() < 0.5 else rng.sample(found, min(len(found), 1)):
+        folders = sorted((self.store / "segments").rglob(kind))
+        for path in folders if rng.random() < 0.5 else rng.sample(folders, min(len(folders), 1)):
             data, how = path.read_bytes(), rng.randrange(4)
             if how == 0:
                 path.unlink()
             else:
                 at = rng.randrange(max(len(data), 1))
                 path.write_bytes((data[:at], data[:at] + b"?" + data[at + 1 :], b"")[how - 1])
-        self.tell(f"{len(found)} {kind}")
+        self.tell(f"{len(folders)} {kind}")
 
     def wait(self, rng: random.Random) -> None:
         self.clock_ms += rng.choice((HOUR_MS, 6 * HOUR_MS, 2 * DAY_MS))
@@ -311,7 +311,7 @@ class World:
         short = " ".join(str(w).replace(f"{self.root}/", "") for w in words)
         if words[0] not in ("verify", "inspect", "lookup"):
             self.told.append(f"    {short} -> {output.code}")
-        check_said(output)
+        check_end(output)
         if output.code not in codes:
             raise Failed(f"{short}: expected exit code {codes}, found {shown(output)}")
         return output
@@ -342,7 +342,7 @@ class World:
         """Compact and judge the run. free: use the options against every reason for an uncleanable partition."""
         now_ms = self.clock_ms + rng.choice((0, 0, 0, HOUR_MS, 2 * DAY_MS, 4 * DAY_MS, -DAY_MS))
         policy = rng.choice(("compact",) * 6 + ("compact,delete",) * (3 if self.by_yield else 1) + ("delete",))
-        told = RunOptions(
+        options = RunOptions(
             now_ms=now_ms,
             policy=policy,
             strategy=rng.choice(self.strategies),
@@ -355,9 +355,9 @@ class World:
             force=rng.random() < (0.1 if self.by_yield else 0.4),
             accept=free or rng.random() < 0.1,
         )
-        words: list[object] = ["compact", self.archive, "--store", self.store, "--config", self.settings(rng, told)]
-        words += ["--now", now_ms, "--set", f"null.keys={told.null_keys}"]
-        words += ["--sealed"] * told.sealed + ["--force"] * told.force + ["--set", "gaps=accept"] * told.accept
+        words: list[object] = ["compact", self.archive, "--store", self.store, "--config", self.settings(rng, options)]
+        words += ["--now", now_ms, "--set", f"null.keys={options.null_keys}"]
+        words += ["--sealed"] * options.sealed + ["--force"] * options.force + ["--set", "gaps=accept"] * options.accept
         reset = "*" if free or self.has_moved() else rng.choice((*TOPICS, "*")) if rng.random() < 0.1 else ""
         words += ["--reset", reset] if reset else []
         words += ["--topics", rng.choice(TOPICS)] if rng.random() < 0.2 and not free else []
@@ -368,15 +368,17 @@ class World:
             if p["generation"] is not None:
                 if p["reset"] and "--reset" not in words:
                     raise Failed(f"started over without --reset: {p}")
-                self.committed(p, output.report, told)
+                self.committed(p, output.report, options)
                 made.append(p["topic"])
         if output.code == 3 and not any(p["status"] == "uncleanable" for p in output.report["partitions"]):
             raise Failed(f"exit code 3, and nothing is uncleanable: {shown(output)}")
         done = [f"{p['topic']} {p['status']} {p['generation'] or ''}" for p in output.report["partitions"]]
         done += [str(p["problem"]) for p in output.report["partitions"] if p["problem"]]
-        self.told.append(f"      {', '.join(done)}; {told}; archive needed: {output.report['archive_needed_because']}")
+        self.told.append(
+            f"      {', '.join(done)}; {options}; archive needed: {output.report['archive_needed_because']}"
+        )
         self.check_contents(made, output.report)
-        return output, told
+        return output, options
 
     def night(self, rng: random.Random) -> None:
         """Append some batches to both logs, and roll them; then compact."""
@@ -387,30 +389,30 @@ class World:
             log.roll(self.snapshots)
         self.compact(rng)
 
-    def settings(self, rng: random.Random, told: RunOptions) -> Path:
+    def settings(self, rng: random.Random, options: RunOptions) -> Path:
         """Write a file with the run's settings."""
         path = self.root / "settings.toml"
         values = {
-            "cleanup.policy": told.policy,
-            "compaction.strategy": told.strategy,
-            "min.compaction.lag.ms": told.min_lag_ms,
+            "cleanup.policy": options.policy,
+            "compaction.strategy": options.strategy,
+            "min.compaction.lag.ms": options.min_lag_ms,
             "max.compaction.lag.ms": rng.choice((DAY_MS, 1 << 62)),
-            "delete.retention.ms": told.delete_retention_ms,
+            "delete.retention.ms": options.delete_retention_ms,
             "segment.bytes": rng.choice((100, 400, 1500, 1 << 30)),
             "min.cleanable.dirty.ratio": rng.choice((0.0, 0.0, 0.4)),
-            "retention.ms": told.retention_ms,
-            "retention.bytes": told.retention_bytes,
+            "retention.ms": options.retention_ms,
+            "retention.bytes": options.retention_bytes,
             "compaction.schedule": "yield" if self.by_yield and rng.random() < 0.9 else "full",
             "compaction.min.yield": rng.choice((0.0, 0.0, 0.5)),
             "compaction.full.ms": rng.choice((DAY_MS, *(1 << 62,) * 5)),
-            **({"compaction.strategy.header": "v"} if told.strategy == "header" else {}),
+            **({"compaction.strategy.header": "v"} if options.strategy == "header" else {}),
         }
         job = {"split.by": rng.choice(("auto", "none", "always")), "split.bytes": rng.choice((200, 1 << 30))}
         lines = ["[defaults]", *(f'"{k}" = {json.dumps(v)}' for k, v in values.items())]
         path.write_text("\n".join([*lines, "[job]", *(f'"{k}" = {json.dumps(v)}' for k, v in job.items())]) + "\n")
         return path
 
-    def committed(self, p: dict[str, Any], report: dict[str, Any], told: RunOptions) -> None:
+    def committed(self, p: dict[str, Any], report: dict[str, Any], options: RunOptions) -> None:
         """Judge a generation, by reading its files in their places; `check_contents` compares restore with the same."""
         topic, log = p["topic"], self.logs[p["topic"]]
         before = self.current.get(topic)
@@ -420,18 +422,18 @@ class World:
             how = ", and nothing tells them apart" if blind else ""
             raise Failed(f"{topic}: continued from generation {parent.number}, which is of another log{how}")
         hole = self.hole(log, parent, p["next_offset"])
-        if hole and not told.accept:
+        if hole and not options.accept:
             raise Failed(f"{topic}: continued over {hole}, which are missing, and says nothing of it")
-        given = given_to(log, parent)
+        records = given_to(log, parent)
         contents, in_archive = self.read_generation(topic, p["generation"], report["run_id"])
         made = Generation(
             p["generation"], report["run_id"], p["log_start_offset"], p["next_offset"], p["first_dirty_offset"],
-            told.now_ms, self.archive, log, contents, in_archive, parent, before,
-            frozenset(row.record for row in given.values()), told.strategy,
+            options.now_ms, self.archive, log, contents, in_archive, parent, before,
+            frozenset(row.record for row in records.values()), options.strategy,
         )  # fmt: skip
-        if wrong := list(wrongs(made, log, given, told)):
+        if wrong := list(list_faults(made, log, records, options)):
             raise Failed(
-                f"{topic}, generation {made.number} ({made.start}..{made.next}), {told}:\n      "
+                f"{topic}, generation {made.number} ({made.start}..{made.next}), {options}:\n      "
                 + "\n      ".join(wrong[:4])
             )
         self.current[topic] = made
@@ -439,9 +441,9 @@ class World:
         self.tally.by_yield += bool(p["schedule"])
         self.tally.carried += any(segment["reason"] == "kept" for segment in p["schedule"])
         self.tally.records += len(contents.rows)
-        if p["reset"] or parent is None or told.accept:
+        if p["reset"] or parent is None or options.accept:
             log.odd -= {"hole", "came back", "created again", "restored", "begins later, and no checkpoint says so"}
-            if not told.accept:
+            if not options.accept:
                 log.lost = []
 
     def hole(self, log: Log, parent: Generation | None, until: int) -> list[tuple[int, int]]:
@@ -547,13 +549,13 @@ class World:
         """Return the option with the archive's present place, if it has moved and `given` does not have it."""
         return ("--archive", self.archive) if self.has_moved() and "--archive" not in given else ()
 
-    def check_uncleanable(self, p: dict[str, Any], told: RunOptions) -> None:
+    def check_uncleanable(self, p: dict[str, Any], options: RunOptions) -> None:
         """Check that the model knows a reason why a partition is uncleanable."""
         log, problem = self.logs[p["topic"]], p["problem"]
         nulls = any(e.record.key is None for e in log.entries.values())
-        if problem["kind"] == "null_key" and nulls and told.null_keys == "fail":
+        if problem["kind"] == "null_key" and nulls and options.null_keys == "fail":
             return
-        if problem["kind"] == "version" and told.strategy == "header":
+        if problem["kind"] == "version" and options.strategy == "header":
             return
         if problem["kind"] == "defect" or not log.odd:
             raise Failed(f"uncleanable without a reason (odd: {log.odd or 'nothing'}): {problem}")
@@ -567,7 +569,7 @@ class World:
         if output.code == 0:
             for p in output.report["partitions"]:
                 now = self.current[p["topic"]]
-                old = next(one for one in now.line() if one.number == to)
+                old = next(generation for generation in now.line() if generation.number == to)
                 self.current[p["topic"]] = replace(old, number=p["generation"], run_id=p["run_id"], before=now)
                 log = self.logs[p["topic"]]
                 if old.log is not log:  # the archive has been replaced since
@@ -575,7 +577,7 @@ class World:
         self.look()
 
     def look(self) -> None:
-        """Check that the current generations are as they should be, if all their files are there."""
+        """Check the current generations against the model, if all their files exist."""
         self.restored(self.current)
         self.verify_store()
 
@@ -619,11 +621,11 @@ class World:
 
     def in_store(self, topic: str) -> set[Record]:
         """Return all records of all .log files of a partition in the store."""
-        found: set[Record] = set()
+        records: set[Record] = set()
         for folder in (self.store / "segments" / f"{topic}-0").iterdir():
             if folder.is_dir() and any(folder.glob("*.log")):
-                found |= {row.record for row in read_folder(folder).rows.values()}
-        return found
+                records |= {row.record for row in read_folder(folder).rows.values()}
+        return records
 
     def rebuild_state(self, rng: random.Random) -> None:
         """Lose the tables and rebuild them. First lose only some and run vacuum: it deletes no last copy."""
@@ -670,7 +672,7 @@ class World:
         shutil.rmtree(self.archive)
         restored.rename(self.archive)
         for topic, made in self.current.items():
-            log = self.logs[topic] = made.log.gone_on_with(self.archive / f"{topic}-0", made.next)
+            log = self.logs[topic] = made.log.continued_with(self.archive / f"{topic}-0", made.next)
             log.start_known = made.start if made.start > log.segments[0].base else None
             log.hw_known = True
         self.tell(", ".join(f"{log.topic} {log.segments[0].base}..{log.end}" for log in self.logs.values()))
@@ -716,12 +718,12 @@ class World:
             if self.is_torn(made, self.logs[topic]):
                 continue
             at = rng.randint(made.start, max(made.start, made.next - 1))
-            found = next((b for b in made.contents.batches if b.last_offset >= at), None)
-            asked = {
+            batch = next((b for b in made.contents.batches if b.last_offset >= at), None)
+            positions = {
                 max(made.contents.bases),
-                at if found is None else found.base_offset,
+                at if batch is None else batch.base_offset,
             }  # it looks up the log end too
-            lost = made.archive != self.archive and bool(asked & made.in_archive)
+            lost = made.archive != self.archive and bool(positions & made.in_archive)
             words = ("lookup", "--store", self.store, "--partition", f"{topic}-0", "--offset", at)
             output = self.command(*words, codes=(3,) if lost else (0,))
             if lost:  # the generation names its place before the archive moved
@@ -729,8 +731,8 @@ class World:
                     raise Failed(f"lookup of {topic} {at}: {output.report}, expected a file of {made.archive}")
                 continue
             [answer] = output.report["partitions"][0]["answers"]
-            if found is not None and answer["batch_base_offset"] != found.base_offset:
-                raise Failed(f"lookup of {topic} {at}: {answer}, expected the batch at {found.base_offset}")
+            if batch is not None and answer["batch_base_offset"] != batch.base_offset:
+                raise Failed(f"lookup of {topic} {at}: {answer}, expected the batch at {batch.base_offset}")
 
     def verify_archive(self) -> None:
         """Check that verify finds nothing wrong with the archive."""
@@ -776,7 +778,7 @@ def is_open(entry: Entry) -> bool:
 
 
 def difference(found: Contents, expected: Contents) -> str:
-    """Describe the difference in a few words."""
+    """Return a short description of the difference."""
     if found.bases != expected.bases:
         return f"segments {found.bases}, expected {expected.bases}"
     more = [row.record for offset, row in found.rows.items() if expected.rows.get(offset) != row]
@@ -810,10 +812,10 @@ def failure(
     return None
 
 
-def gist(said: str) -> str:
+def gist(message: str) -> str:
     """Return the first words of a failure, without numbers: two failures with one gist count as the same."""
     head = re.sub(
-        r"\(\d+\.\.\d+\)|RunOptions\(.*?\)|^step \d+, |Record\(.*\)|/.*world", "", " ".join(said.split("\n")[:2])
+        r"\(\d+\.\.\d+\)|RunOptions\(.*?\)|^step \d+, |Record\(.*\)|/.*world", "", " ".join(message.split("\n")[:2])
     )
     return re.sub(r"\d+|\b[ab]\b", "", head)[:100]
 
@@ -835,8 +837,8 @@ def shrunk(
         at = 0
         while at < len(case.steps) and time.monotonic() < end:
             fewer = Case(case.seed, case.number, case.steps[:at] + case.steps[at + size :])
-            said = failure(fewer, root, known=known, kind=kind) if fewer.steps else None
-            if said is not None and gist(said) == wrong:
+            message = failure(fewer, root, known=known, kind=kind) if fewer.steps else None
+            if message is not None and gist(message) == wrong:
                 case = fewer
             else:
                 at += size

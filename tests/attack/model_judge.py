@@ -75,17 +75,17 @@ class Generation:
 
     def line(self) -> Iterator[Generation]:
         """Yield this generation, and those that were current before."""
-        one: Generation | None = self
-        while one is not None:
-            yield one
-            one = one.before
+        generation: Generation | None = self
+        while generation is not None:
+            yield generation
+            generation = generation.before
 
     def chain(self) -> Iterator[Generation]:
         """Yield this generation, and those that it was made from."""
-        one: Generation | None = self
-        while one is not None:
-            yield one
-            one = one.parent
+        generation: Generation | None = self
+        while generation is not None:
+            yield generation
+            generation = generation.parent
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def read_folder(folder: Path) -> Contents:
     bases = sorted(int(path.stem) for path in folder.glob("*.log"))
     batches: list[Batch] = []
     for base, ends in zip(bases, [*bases[1:], None], strict=True):
-        found = decode_log((folder / f"{base:020}.log").read_bytes())
-        for batch in found:
+        segment_batches = decode_log((folder / f"{base:020}.log").read_bytes())
+        for batch in segment_batches:
             after = batches[-1].last_offset if batches else -1
             if not max(base, after + 1) <= batch.base_offset <= batch.last_offset or (
                 ends is not None and batch.last_offset >= ends
@@ -147,16 +147,16 @@ def given_to(log: Log, parent: Generation | None) -> dict[int, Row]:
     return before | {o: row for o, row in archived.items() if o >= parent.next}
 
 
-def wrongs(made: Generation, log: Log, given: dict[int, Row], told: RunOptions) -> Iterator[str]:
-    """Yield everything wrong with a generation, a line each."""
+def list_faults(made: Generation, log: Log, given: dict[int, Row], options: RunOptions) -> Iterator[str]:
+    """Yield each fault of a generation as a line."""
     yield from _changed(made.contents, log, given)
-    yield from _wrongly_ended(made, log)
-    yield from _bounds(made, log, told)
-    yield from _missing(made, log, given, told)
-    yield from _come_back(made, log)
+    yield from _list_wrong_endings(made, log)
+    yield from _bounds(made, log, options)
+    yield from _missing(made, log, given, options)
+    yield from _list_restored_records(made, log)
     yield from _last_batches(made, log, given)
-    if told.compacts:
-        yield from _left_over(made, log, told)
+    if options.compacts:
+        yield from _list_superseded(made, log, options)
 
 
 def _changed(contents: Contents, log: Log, given: dict[int, Row]) -> Iterator[str]:
@@ -179,7 +179,7 @@ def _header(b: Batch) -> tuple[int | bool, ...]:
     )  # fmt: skip
 
 
-def _wrongly_ended(made: Generation, log: Log) -> Iterator[str]:
+def _list_wrong_endings(made: Generation, log: Log) -> Iterator[str]:
     """Yield each record of a transaction whose producer's next marker is not the one that ended it."""
     markers = [b for b in made.contents.batches if b.control and b.records]
     for offset, row in made.contents.rows.items():
@@ -196,7 +196,7 @@ def _ending(aborted: bool, end: int | None) -> str:
     return "is open" if end is None else f"was {'aborted' if aborted else 'committed'} at {end}"
 
 
-def _bounds(made: Generation, log: Log, told: RunOptions) -> Iterator[str]:
+def _bounds(made: Generation, log: Log, options: RunOptions) -> Iterator[str]:
     end = made.contents.end
     if end != made.next:
         yield f"ends at {end}, and its report says {made.next}"
@@ -208,8 +208,8 @@ def _bounds(made: Generation, log: Log, told: RunOptions) -> Iterator[str]:
     start = expected_start(made, log)
     if made.start < start or made.start > made.next:
         yield f"log start {made.start}, expected {start}"
-    if made.start > start and "delete" not in told.policy:
-        yield f"log start {made.start}, expected {start}: policy {told.policy} takes nothing"
+    if made.start > start and "delete" not in options.policy:
+        yield f"log start {made.start}, expected {start}: policy {options.policy} takes nothing"
 
 
 def expected_start(made: Generation, log: Log) -> int:
@@ -218,16 +218,16 @@ def expected_start(made: Generation, log: Log) -> int:
     return max(first, log.start_known or 0)
 
 
-def _missing(made: Generation, log: Log, given: dict[int, Row], told: RunOptions) -> Iterator[str]:
+def _missing(made: Generation, log: Log, given: dict[int, Row], options: RunOptions) -> Iterator[str]:
     best: dict[bytes, tuple[bool, int, int]] = {}
     behind = [b for b in log.held() if b.base_offset >= made.next]  # in the archive; counts for retention.bytes too
     start, left = expected_start(made, log), sum(len(b.data) for b in [*made.contents.batches, *behind])
 
     def rank(record: Record) -> tuple[bool, int, int]:
         by = 0
-        if told.strategy == "timestamp":
+        if options.strategy == "timestamp":
             by = record.timestamp
-        elif told.strategy == "header":
+        elif options.strategy == "header":
             by = max(-1, struct.unpack(">q", record.headers[0][1] or bytes(8))[0]) if record.headers else -1
         return record.offset >= start, by, record.offset
 
@@ -235,31 +235,31 @@ def _missing(made: Generation, log: Log, given: dict[int, Row], told: RunOptions
         key = row.record.key
         if key is None or row.batch.control or not _counts(log.entries[offset], given, made.next):
             continue
-        if _cleanable(row, made, log, told):
+        if _cleanable(row, made, log, options):
             best[key] = max(best.get(key, (False, -2, -1)), rank(row.record))
     for offset, row in given.items():
         if not start <= offset < made.next or offset in made.contents.rows or row.batch.control:
             continue
-        if offset < made.start and _may_expire(row, left, told):
+        if offset < made.start and _may_expire(row, left, options):
             continue
         record, txn = row.record, log.entries[offset].txn
         ended = txn is not None and txn.end is not None and txn.end < made.next and txn.end in given
         why = ""
-        if not told.compacts:
-            why = f"policy {told.policy} drops nothing"
-        elif not _cleanable(row, made, log, told):
+        if not options.compacts:
+            why = f"policy {options.policy} drops nothing"
+        elif not _cleanable(row, made, log, options):
             why = "it is not to be cleaned yet"
         elif txn is not None and not ended:
             why = "its transaction is open"
         elif txn is not None and txn.aborted:
             continue
         elif record.key is None:
-            why = "" if told.null_keys == "drop" else "it has no key"
+            why = "" if options.null_keys == "drop" else "it has no key"
         elif best.get(record.key, (False, -2, -1)) > rank(record):
             continue
         elif record.value is None:
             horizon = row.batch.delete_horizon
-            if horizon is None or horizon > told.now_ms:
+            if horizon is None or horizon > options.now_ms:
                 why = f"it is the last of its key, a tombstone with the horizon {horizon}"
         else:
             why = "it is the last of its key"
@@ -267,9 +267,9 @@ def _missing(made: Generation, log: Log, given: dict[int, Row], told: RunOptions
             yield f"lost: {record}: {why}"
 
 
-def _come_back(made: Generation, log: Log) -> Iterator[str]:
+def _list_restored_records(made: Generation, log: Log) -> Iterator[str]:
     """Yield each record that a later tombstone of its key deleted, and that is read again without that tombstone."""
-    if log.odd or log.lost or log.cleaned or any(one.strategy != "offset" for one in made.chain()):
+    if log.odd or log.lost or log.cleaned or any(ancestor.strategy != "offset" for ancestor in made.chain()):
         return  # the tombstone was lost with its segment, perhaps, or another order holds
     last: dict[bytes, Record] = {}
     for offset, entry in sorted(log.entries.items()):
@@ -288,10 +288,10 @@ def _come_back(made: Generation, log: Log) -> Iterator[str]:
             yield f"came back: {record}, which the tombstone at {tombstone.offset} deleted"
 
 
-def _may_expire(row: Row, left_bytes: int, told: RunOptions) -> bool:
+def _may_expire(row: Row, left_bytes: int, options: RunOptions) -> bool:
     """Return whether retention may take a record at the beginning: it is too old, or enough is left without it."""
-    old = told.retention_ms >= 0 and row.record.timestamp < told.now_ms - told.retention_ms
-    return old or 0 <= told.retention_bytes <= left_bytes
+    old = options.retention_ms >= 0 and row.record.timestamp < options.now_ms - options.retention_ms
+    return old or 0 <= options.retention_bytes <= left_bytes
 
 
 def _counts(entry: Entry, given: dict[int, Row], until: int) -> bool:
@@ -300,13 +300,13 @@ def _counts(entry: Entry, given: dict[int, Row], until: int) -> bool:
     return txn is None or (txn.end is not None and txn.end < until and txn.end in given and not txn.aborted)
 
 
-def _cleanable(row: Row, made: Generation, log: Log, told: RunOptions) -> bool:
+def _cleanable(row: Row, made: Generation, log: Log, options: RunOptions) -> bool:
     """Return whether a run may clean this record: it is neither in the segment still written to, nor too young."""
-    known = made.parent.next if made.parent is not None else 0  # cut off there: no longer written to
-    if not told.sealed and row.record.offset >= max(log.segments[-1].base, known):
+    start = made.parent.next if made.parent is not None else 0  # cut off there: no longer written to
+    if not options.sealed and row.record.offset >= max(log.segments[-1].base, start):
         return False
-    clean = made.parent.first_dirty if made.parent is not None and not told.force else 0
-    young = told.min_lag_ms > 0 and row.record.timestamp > told.now_ms - told.min_lag_ms
+    clean = made.parent.first_dirty if made.parent is not None and not options.force else 0
+    young = options.min_lag_ms > 0 and row.record.timestamp > options.now_ms - options.min_lag_ms
     return row.record.offset < clean or not young
 
 
@@ -320,10 +320,10 @@ def _last_batches(made: Generation, log: Log, given: dict[int, Row]) -> Iterator
             if not batch.control:
                 last[batch.producer_id] = batch
             elif batch.producer_id in last:
-                known = last[batch.producer_id]
-                last[batch.producer_id] = replace(known, max_timestamp=batch.max_timestamp)
+                last_of_producer = last[batch.producer_id]
+                last[batch.producer_id] = replace(last_of_producer, max_timestamp=batch.max_timestamp)
     existing = {b.base_offset for b in made.contents.batches}
-    now_ms = max(one.now_ms for one in made.chain())  # producers that were idle then are forgotten
+    now_ms = max(ancestor.now_ms for ancestor in made.chain())  # producers that were idle then are forgotten
     for batch in last.values():
         here = any(batch.base_offset <= o <= batch.last_offset for o in given)
         idle = now_ms - batch.max_timestamp >= DAY_MS
@@ -331,13 +331,13 @@ def _last_batches(made: Generation, log: Log, given: dict[int, Row]) -> Iterator
             yield f"the last batch of producer {batch.producer_id} at {batch.base_offset} is gone"
 
 
-def _left_over(made: Generation, log: Log, told: RunOptions) -> Iterator[str]:
+def _list_superseded(made: Generation, log: Log, options: RunOptions) -> Iterator[str]:
     """Yield each record that a compacting run kept although a dirty record outranks it, both in the range that it
     cleaned.
     """
-    if told.strategy != "offset" or log.cleaned:
+    if options.strategy != "offset" or log.cleaned:
         return
-    dirty = max(made.start, made.parent.first_dirty if made.parent is not None and not told.force else 0)
+    dirty = max(made.start, made.parent.first_dirty if made.parent is not None and not options.force else 0)
     last: dict[bytes, int] = {}
     for offset, row in made.contents.rows.items():
         if row.record.key is not None and not row.batch.control and dirty <= offset < made.first_dirty:

@@ -1,4 +1,4 @@
-"""A partition as its broker knows it: the truth of a model, and the files that it leaves in an archive.
+"""A partition with its broker's state, as the reference of the model, and its files in an archive.
 
 `Log` appends batches, ends transactions, rolls segments, gives up its beginning, loses a segment, is created again. It
 remembers every batch that was ever appended, whether the archive still holds it or not. It shares nothing with the
@@ -141,8 +141,8 @@ class Log:
                 ended.end, ended.aborted = batch.base_offset, batch.marker == ABORT
                 stable = min((t.first for t in self.open.values()), default=self.end)
                 if ended.aborted:
-                    found = ABORTED.pack(0, pid, ended.first, batch.base_offset, stable)
-                    self.aborts.append((batch.base_offset, found))
+                    entry = ABORTED.pack(0, pid, ended.first, batch.base_offset, stable)
+                    self.aborts.append((batch.base_offset, entry))
         elif pid >= 0:
             producer.sequence = batch.base_sequence + batch.last_offset - batch.base_offset
             producer.last, producer.delta = batch.last_offset, batch.last_offset - batch.base_offset
@@ -210,7 +210,7 @@ class Log:
         self.odd.add("hole")
 
     def find(self) -> None:
-        """Bring back everything that was lost."""
+        """Restore all missing segments."""
         for segment, files in self.missing:
             for name, data in files.items():
                 (self.folder / name).write_bytes(data)
@@ -267,7 +267,7 @@ class Log:
         """Return whether this log and that of another life were one up to this offset."""
         return life == self.life or until <= self.shared.get(life, -1)
 
-    def gone_on_with(self, folder: Path, until: int) -> Log:
+    def continued_with(self, folder: Path, until: int) -> Log:
         """Return the log of a broker that continues with a restored folder, which ends at offset `until`."""
         bases = sorted(int(path.stem) for path in folder.glob("*.log"))
         log = Log(folder.parent, self.topic, topic_id=self.topic_id, indexes=True, lives=self.lives, base=bases[0])

@@ -181,12 +181,12 @@ def _indexes(headers: np.ndarray, path: str) -> None:
     builder.append(*columns)
     offsets, times = builder.finish()
     expected = index_entries(zip(*(c.tolist() for c in columns), strict=True), base, 0)
-    found = (
+    entries = (
         [(base + relative, position) for relative, position in struct.iter_unpack(">ii", offsets)],
         [(at, base + relative) for at, relative in struct.iter_unpack(">qi", times)],
     )
-    if found != expected:
-        raise Failed(f"index entries {found}, expected {expected}")
+    if entries != expected:
+        raise Failed(f"index entries {entries}, expected {expected}")
 
 
 def _producers(headers: np.ndarray, path: str) -> None:
@@ -202,9 +202,9 @@ def _producers(headers: np.ndarray, path: str) -> None:
             return
         raise Failed("a transaction that cannot be, and nothing is said of it") from None
     state.append(headers, path)
-    found = {row[0]: row[1:] for row in state.entries().tolist()}
-    if found != twin.entries():
-        raise Failed(f"producers {found}, expected {twin.entries()}")
+    producers = {row[0]: row[1:] for row in state.entries().tolist()}
+    if producers != twin.entries():
+        raise Failed(f"producers {producers}, expected {twin.entries()}")
 
 
 # -- side files
@@ -213,13 +213,13 @@ def _producers(headers: np.ndarray, path: str) -> None:
 def _parsed(read: Callable[[], Any], expected: Callable[[], Any]) -> Parsed:
     """Return a parser's output, or its problem. Raises Failed if a slow parser's output differs."""
     try:
-        found = read()
+        result = read()
     except LogFormatError as error:
         return Parsed([error])
     twin = expected()
-    if found != twin:
-        raise Failed(f"read {found}, expected {twin}")
-    return Parsed([], found)
+    if result != twin:
+        raise Failed(f"read {result}, expected {twin}")
+    return Parsed([], result)
 
 
 def parse_index(data: bytes, path: str) -> Parsed:
@@ -278,13 +278,13 @@ def parse_metadata(data: bytes, path: str) -> Parsed:
 
 
 def _again(read: Callable[[bytes, str], Any], write: Callable[[Any], bytes], data: bytes, path: str) -> Parsed:
-    found: list[Any] = []
+    results: list[Any] = []
 
     def first() -> Any:
-        found.append(read(data, path))
-        return found[0]
+        results.append(read(data, path))
+        return results[0]
 
-    return _parsed(first, lambda: read(write(found[0]), path))
+    return _parsed(first, lambda: read(write(results[0]), path))
 
 
 def parse_properties(data: bytes, path: str) -> Parsed:

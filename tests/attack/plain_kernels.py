@@ -28,10 +28,10 @@ class _Numbers:
         return len(self.array)
 
     def __getitem__(self, at: Any) -> Any:
-        found = self.array[at]
-        if isinstance(found, np.ndarray):
-            return _seen(found)
-        return found if self.array.dtype == np.uint64 else found.item()
+        value = self.array[at]
+        if isinstance(value, np.ndarray):
+            return _seen(value)
+        return value if self.array.dtype == np.uint64 else value.item()
 
     def __setitem__(self, at: Any, value: Any) -> None:
         self.array[at] = value.array if isinstance(value, _Numbers) else value

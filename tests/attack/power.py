@@ -1,6 +1,6 @@
 """The possible contents of a disk after a power cut: a model of flushed data, from the noted operations.
 
-A file keeps the bytes that it had at its last flush, a folder its names. Unflushed data may be there or not:
+A file keeps the bytes that it had at its last flush, a folder its names. Unflushed data may exist or be lost:
 `lose_power` removes all of it, or only the bytes of files whose names are there (as a journal does that orders names,
 not data). Everything from the beginning stays.
 """
@@ -34,9 +34,9 @@ def before(root: Path) -> tuple[Names, dict[int, int]]:
         below = os.path.relpath(folder, root).removeprefix(".").removeprefix("/")
         existing = names.of[below] = dict.fromkeys(folders, 0)
         for file in files:
-            found = (Path(folder) / file).stat()
-            existing[file] = found.st_ino
-            sizes[found.st_ino] = found.st_size
+            status = (Path(folder) / file).stat()
+            existing[file] = status.st_ino
+            sizes[status.st_ino] = status.st_size
     return names, sizes
 
 
@@ -50,27 +50,27 @@ def lose_power(
     names, sizes = at_first
     durable = {folder: dict(existing) for folder, existing in names.of.items()}
     now = {folder: dict(existing) for folder, existing in names.of.items()}
-    for one in noted:
-        folder, _, name = one.path.rpartition("/")
-        if one.kind == "create":
-            now.setdefault(folder, {})[name] = one.inode
-            if one.made or one.size == 0:
-                sizes[one.inode] = 0
-        elif one.kind == "mkdir":
+    for operation in noted:
+        folder, _, name = operation.path.rpartition("/")
+        if operation.kind == "create":
+            now.setdefault(folder, {})[name] = operation.inode
+            if operation.made or operation.size == 0:
+                sizes[operation.inode] = 0
+        elif operation.kind == "mkdir":
             now.setdefault(folder, {})[name] = 0
-            now.setdefault(one.path, {})
-        elif one.kind == "delete":
+            now.setdefault(operation.path, {})
+        elif operation.kind == "delete":
             now[folder].pop(name, None)
-        elif one.kind in ("rename", "link"):
-            to, _, new = one.other.rpartition("/")
-            now.setdefault(to, {})[new] = one.inode
-            if one.kind == "rename":
+        elif operation.kind in ("rename", "link"):
+            to, _, new = operation.other.rpartition("/")
+            now.setdefault(to, {})[new] = operation.inode
+            if operation.kind == "rename":
                 now[folder].pop(name, None)
-        elif one.kind == "fsync":
-            if one.path in now:
-                durable[one.path] = dict(now[one.path])
+        elif operation.kind == "fsync":
+            if operation.path in now:
+                durable[operation.path] = dict(now[operation.path])
             else:
-                sizes[one.inode] = one.size
+                sizes[operation.inode] = operation.size
     left = now if loss == BYTES else durable
     held = {path.stat().st_ino: path for path in (*root.rglob("*"), *trash.iterdir()) if path.is_file()}
     made = root.with_name(f"{root.name}.left")
@@ -89,7 +89,7 @@ def _lay(names: dict[str, dict[str, int]], folder: str, to: Path, held: dict[int
             _lay(names, f"{folder}/{name}".lstrip("/"), to / name, held, sizes)
             continue
         shutil.copy2(held[inode], to / name)
-        found = (to / name).stat()
-        if found.st_size > sizes[inode]:
+        status = (to / name).stat()
+        if status.st_size > sizes[inode]:
             os.truncate(to / name, sizes[inode])
-            os.utime(to / name, ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.utime(to / name, ns=(status.st_atime_ns, status.st_mtime_ns))

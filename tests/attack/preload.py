@@ -166,20 +166,20 @@ def library(folder: Path) -> Iterator[Path]:
     """Compile the library and yield its path."""
     made = folder / "preload.so"
     command = [*_compiler(folder), "-O1", "-fPIC", "-shared", "-o", str(made), str(_HERE / "preload.c"), "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, f"{command}: {completed.stderr}"
     yield made
 
 
 def _compiler(folder: Path) -> list[str]:
     for name in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
-        if found := shutil.which(name):
-            return [found]
+        if compiler := shutil.which(name):
+            return [compiler]
     packages = folder / "packages"
     install: list[Any] = [
         sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
         "--only-binary", ":all:", "--require-hashes", "--target", packages, "-r", _HERE / "ziglang.txt",
     ]  # fmt: skip
-    done = subprocess.run(install, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"no C compiler here (cc, gcc, clang), and none could be had: {done.stderr}"
+    completed = subprocess.run(install, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, f"no C compiler here (cc, gcc, clang), and none could be had: {completed.stderr}"
     return [str(packages / "ziglang" / "zig"), "cc"]

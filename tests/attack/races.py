@@ -1,7 +1,7 @@
 """Several real processes on one store at once, started together; and checks of what must hold after each round.
 
-Each is a child of the warm process. A pipe that all wait at releases them at the same moment, and a drawn number of
-microseconds keeps them a little apart.
+Each is a child of the warm process. All processes wait for one pipe, which releases them at the same moment; random
+delays of microseconds separate them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.attack.histories import (
     Child,
     History,
     Output,
-    check_said,
+    check_end,
     compact,
     restore,
     restored,
@@ -82,17 +82,17 @@ def known(history: History) -> Known:
     """Return the views that a single driver gives."""
 
     def look() -> Known:
-        found = Known([], [])
+        generations = Known([], [])
         for number in range(2):
             if number:
                 run(compact(history.root))
             run(restore(history.root, f"output {number}"))
-            found.restored.append(restored(history.root / f"output {number}"))
+            generations.restored.append(restored(history.root / f"output {number}"))
             rows = _read(history.root / "store")
             assert rows, "nothing to read"
-            found.rows.extend(_by_partition(rows))
-        assert found.restored[0] != found.restored[1], "a driver that changes nothing"
-        return found
+            generations.rows.extend(_by_partition(rows))
+        assert generations.restored[0] != generations.restored[1], "a driver that changes nothing"
+        return generations
 
     history.reset()
     made: Known = history.child(look)
@@ -129,7 +129,7 @@ def verdict(history: History, known: Known, case: Round) -> str:
     history.check_archive()
     history.child(lambda: _check(history, known, ended))
     history.check_archive()
-    return BEATEN if any(isinstance(said, Output) and said.code for _, said in ended) else ALONE
+    return BEATEN if any(isinstance(result, Output) and result.code for _, result in ended) else ALONE
 
 
 def _forget(root: Path, step: str) -> None:
@@ -170,23 +170,23 @@ def _check(history: History, known: Known, ended: list[tuple[str, Any]]) -> None
     store, old = history.root / "store", history.kind.generations
     runs = [one for name, one in ended if name in ("compact", "vacuum", "restore", "rollback")]
     looks = [one for name, many in ended if name in ("verify", "lookup") for one in many]
-    for said in (*runs, *looks):
-        check_said(said)
+    for result in (*runs, *looks):
+        check_end(result)
     now = stands(store)
     committed = Counter(
         (p["topic"], p["partition"], p["generation"])
-        for name, said in ended
+        for name, result in ended
         if name == "compact"
-        for p in said.report.get("partitions", ())
+        for p in result.report.get("partitions", ())
         if p["generation"] is not None
     )
     if twice := [key for key, n in committed.items() if n > 1]:
         raise Failed(f"two drivers say that they committed {twice}")
     rolled = {
         (p["topic"], p["partition"], p["generation"])
-        for name, said in ended
+        for name, result in ended
         if name == "rollback"
-        for p in said.report.get("partitions", ())
+        for p in result.report.get("partitions", ())
     }
     if both := rolled & committed.keys():
         raise Failed(f"a driver and a rollback say that they committed {both}")
@@ -197,8 +197,8 @@ def _check(history: History, known: Known, ended: list[tuple[str, Any]]) -> None
         highest = max((g for topic, partition, g in committed if (topic, partition) == key), default=old)
         if generation != highest:
             raise Failed(f"{key}: generation {generation}, but {highest} was committed")
-    for name, said in ended:
-        _check_one(history, known, name, said)
+    for name, result in ended:
+        _check_one(history, known, name, result)
     _check_next(history)
 
 
@@ -209,7 +209,7 @@ def _check_next(history: History) -> None:
     root = history.root
     for words in (compact(root), VERIFY(root), VACUUM(root), VERIFY(root)):
         output = run(words)
-        check_said(output)
+        check_end(output)
         if output.code:
             raise Failed(f"{words[0]} after the round ends with {output.code}: {output.report} {output.stderr[-1500:]}")
     now = stands(root / "store")
@@ -229,21 +229,21 @@ def _named(store: Path) -> set[str]:
     return {row.path.removeprefix("segments/") for rows in manifests.values() for row in rows if row.root == "store"}
 
 
-def _check_one(history: History, known: Known, name: str, said: Any) -> None:
-    if name == "compact" and said.code not in (0, 4):
-        raise Failed(f"a driver ends with {said.code}: {said.report} {said.stderr[-1500:]}")
-    if name == "compact" and (said.code == 4) != bool(said.report.get("conflict") or said.report.get("error")):
-        raise Failed(f"exit code {said.code}, and {said.report.get('conflict')}")
-    if name == "compact" and said.code == 0 and "conflict" in {p["status"] for p in said.report["partitions"]}:
+def _check_one(history: History, known: Known, name: str, result: Any) -> None:
+    if name == "compact" and result.code not in (0, 4):
+        raise Failed(f"a driver ends with {result.code}: {result.report} {result.stderr[-1500:]}")
+    if name == "compact" and (result.code == 4) != bool(result.report.get("conflict") or result.report.get("error")):
+        raise Failed(f"exit code {result.code}, and {result.report.get('conflict')}")
+    if name == "compact" and result.code == 0 and "conflict" in {p["status"] for p in result.report["partitions"]}:
         raise Failed("exit code 0, and a conflict")
-    if name == "vacuum" and said.code not in (0, 4):
-        raise Failed(f"a vacuum ends with {said.code}: {said.report}")
-    if name == "restore" and said.code == 0:
+    if name == "vacuum" and result.code not in (0, 4):
+        raise Failed(f"a vacuum ends with {result.code}: {result.report}")
+    if name == "restore" and result.code == 0:
         (output,) = history.root.glob("output*")
         if restored(output) not in known.restored:
             raise Failed("a restore that said done is neither the old generation nor the new one")
     if name == "data source":
-        for rows in said:
+        for rows in result:
             if isinstance(rows, list) and any(row not in known.rows for row in _by_partition(rows)):
                 raise Failed("a reader saw neither the old generation nor the new one")
 

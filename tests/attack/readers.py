@@ -138,8 +138,8 @@ def _reindexed(root: Path, options: ReindexOptions) -> Seen:
 
 
 def convert_and_back(root: Path, work: Path) -> Seen:
-    """Convert to magic 3, and that to magic 2. Raises Failed if a log that was read does not come back. One that has
-    magic 3 is only copied on the way there, so what is wrong in it shows on the way back.
+    """Convert to magic 3 and back to magic 2. Raises Failed if a readable log differs afterwards. One that has magic 3
+    is only copied on the way there, so what is wrong in it shows on the way back.
     """
     for name in ("there", "back"):
         shutil.rmtree(work / name, ignore_errors=True)
@@ -182,7 +182,9 @@ def look_up(root: Path, work: Path) -> Seen:
             LookupOptions(archive=str(root), config=CONFIG, offsets=offsets, times=times, isolation=isolation), Silent()
         )
         shown.append(_written(report))
-        seen.problems += [one.lookup.problem for one in report.partitions if one.lookup.problem is not None]
+        seen.problems += [
+            partition.lookup.problem for partition in report.partitions if partition.lookup.problem is not None
+        ]
     sizing: Any = lookup(LookupOptions(archive=str(root), config=CONFIG, sizing=True), Silent())
     shown.append(_written(sizing))
     seen.problems += sizing.problems
@@ -200,14 +202,14 @@ def dump(root: Path, work: Path) -> Seen:
     ):  # fmt: skip
         out = io.BytesIO()
         report = inspect(options, Silent(), out.write)
-        said = "".join(report.messages)
-        shown.append((out.getvalue().replace(str(root).encode(), b""), said.replace(str(root), "")))
+        text = "".join(report.messages)
+        shown.append((out.getvalue().replace(str(root).encode(), b""), text.replace(str(root), "")))
         if options.as_json:
             for line in out.getvalue().splitlines():
                 json.loads(line)
-        problems = [line for line in said.split("\n") if line.startswith("problem: ")]
-        assert len(problems) == report.n_problems, said
-        seen.problems += map(_said, problems)
+        problems = [line for line in text.split("\n") if line.startswith("problem: ")]
+        assert len(problems) == report.n_problems, text
+        seen.problems += map(_parse_problem, problems)
     return replace(seen, output=shown)
 
 
@@ -216,11 +218,11 @@ _SAID = re.compile(
 )
 
 
-def _said(line: str) -> Problem:
+def _parse_problem(line: str) -> Problem:
     """Return the problem that a line states."""
-    found = _SAID.fullmatch(line)
-    assert found is not None and found[3] in KINDS, line
-    return Problem(found[3], found[1], int(found[2]), found[4], found[5])
+    match = _SAID.fullmatch(line)
+    assert match is not None and match[3] in KINDS, line
+    return Problem(match[3], match[1], int(match[2]), match[4], match[5])
 
 
 def report_profile(root: Path, work: Path) -> Seen:
@@ -245,8 +247,8 @@ def time_index(root: Path, work: Path) -> Seen:
     archived = _listed(root)
     segments = [TimedSegment("t", 0, segment, BOMB_LIMIT) for segment in archived.segments]
     rows = _rows(time_index_rows(segments))
-    told = [row.pop("problem") for row in rows]
-    return Seen([_said(f"problem: {text}") for text in told if text is not None], rows)
+    problems = [row.pop("problem") for row in rows]
+    return Seen([_parse_problem(f"problem: {text}") for text in problems if text is not None], rows)
 
 
 def data_source(root: Path, work: Path, gaps: str = "fail") -> Seen:
@@ -313,18 +315,18 @@ def rows_streamed(root: Path, bad_records: str = "quarantine") -> list[dict[str,
     """Return rows of micro-batches until no more come, problems among them; without Spark."""
     options = parse_options("kafka_log", root, **STREAMED, badRecords=bad_records)
     schema = select_columns(KafkaLog.columns, options)
-    reader, found = StreamReader(options, schema), []
+    reader, batches = StreamReader(options, schema), []
     start = reader.initialOffset()
     while (end := reader.latestOffset(start, ReadAllAvailable())) != start:
-        found += [batch for task in reader.partitions(start, end) for batch in reader.read(task)]
+        batches += [batch for task in reader.partitions(start, end) for batch in reader.read(task)]
         start = end
-    return _rows(pa.Table.from_batches(found, schema=schema))
+    return _rows(pa.Table.from_batches(batches, schema=schema))
 
 
 def _taken_out(rows: list[dict[str, Any]]) -> list[Problem]:
     """Remove the problems from rows and return them."""
-    told = [row.pop("problem", None) for row in rows]
-    return [Problem(p["kind"], p["path"], p["position"], p["expected"], p["found"]) for p in told if p is not None]
+    problems = [row.pop("problem", None) for row in rows]
+    return [Problem(p["kind"], p["path"], p["position"], p["expected"], p["found"]) for p in problems if p is not None]
 
 
 _MANIFESTS: dict[Path, dict[str, tuple[int, int]]] = {}  # archive -> path of each log: bytes, CRC-32C
@@ -373,11 +375,11 @@ def _written(report: Any) -> str:
     return json.dumps(without(answer, "seconds", "io"), default=str)
 
 
-def without(told: Any, *names: str) -> Any:
+def without(problems: Any, *names: str) -> Any:
     """Return a report without the fields of these names, at any depth."""
-    if isinstance(told, dict):
-        return {k: without(v, *names) for k, v in told.items() if k not in names}
-    return [without(one, *names) for one in told] if isinstance(told, list | tuple) else told
+    if isinstance(problems, dict):
+        return {k: without(v, *names) for k, v in problems.items() if k not in names}
+    return [without(problem, *names) for problem in problems] if isinstance(problems, list | tuple) else problems
 
 
 def check_named(problems: Iterable[Problem]) -> None:

@@ -28,17 +28,17 @@ VALUES: Final[tuple[Any, ...]] = (
 
 def damage_streams(files: dict[str, bytes]) -> list[Stream]:
     """Return the streams of all damages. files: path below the store -> bytes."""
-    found = []
+    streams = []
 
     def stream(path: str, kind: str, cases: list[tuple[int, ...]]) -> None:
         if cases:
-            found.append(Stream("store", path, kind, len(cases), cases.__getitem__))
+            streams.append(Stream("store", path, kind, len(cases), cases.__getitem__))
 
     logs = {path.rpartition("/")[0] for path in files if _COMMIT.search(path)}
     newest = {max(path for path in files if path.startswith(log) and _COMMIT.search(path)) for log in logs}
     for path, data in files.items():
-        found.append(Stream("store", path, "flip", 8 * len(data), lambda i: (i >> 3, i & 7)))
-        found.append(Stream("store", path, "cut", len(data), lambda i: (i,)))
+        streams.append(Stream("store", path, "flip", 8 * len(data), lambda i: (i >> 3, i & 7)))
+        streams.append(Stream("store", path, "cut", len(data), lambda i: (i,)))
         if path not in newest:  # without it nothing shows that this commit existed
             stream(path, "gone", [(0,)])
         stream(path, "swapped", [(i,) for i in range(len(_others(files, path)))])
@@ -48,14 +48,14 @@ def damage_streams(files: dict[str, bytes]) -> list[Stream]:
             stream(path, "json", fields)
             if path.endswith("/manifest.json"):
                 stream(path, "json+crc", fields)
-    return [s for s in found if s.n]
+    return [s for s in streams if s.n]
 
 
 def draw_cases(files: dict[str, bytes], seed: int | str) -> tuple[Iterator[Case], int]:
     """Return the cases, with kinds of damage in turn and kinds of files in turn within them, and their number."""
     kinds: dict[tuple[str, str], list[Stream]] = {}
-    for one in damage_streams(files):
-        kinds.setdefault((one.kind, _file_kind(one.path)), []).append(one)
+    for stream in damage_streams(files):
+        kinds.setdefault((stream.kind, _file_kind(stream.path)), []).append(stream)
     rng = random.Random(seed)
     turns = [shuffled(of, rng) for of in kinds.values()]
     rng.shuffle(turns)
@@ -86,8 +86,8 @@ def damaged(files: dict[str, bytes], case: Case) -> dict[str, bytes | None]:
         holder[name] = VALUES[at[1]]
     match documents:
         case [{"generation": generation}] if case.kind == "json+crc":
-            told = json.dumps(generation, sort_keys=True)
-            documents[0]["crc32c"] = google_crc32c.value(told.encode())
+            text = json.dumps(generation, sort_keys=True)
+            documents[0]["crc32c"] = google_crc32c.value(text.encode())
     return {case.path: "\n".join(map(json.dumps, documents)).encode()}
 
 

@@ -1,7 +1,7 @@
 """Every job on a store with one damaged file: it names the problem, or does the same as on the undamaged store.
 
-A job returns its end and its output: logs, rows, a report. Logs other than the committed ones are always wrong,
-whatever the job says; so is a vacuum that deletes needed files.
+A job returns its end and its output: logs, rows, a report. Logs that differ from the committed ones are always a
+failure, regardless of the report; so is a vacuum that deletes needed files.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tests.attack.histories import (
     VACUUM,
     Child,
     Output,
-    Stands,
-    check_said,
+    StoreState,
+    check_end,
     differs,
     grow,
     run,
@@ -95,10 +95,10 @@ def _changes(words: Callable[[Path], list[str]]) -> Job:
 
 def _data_source(root: Path, **options: str) -> Seen:
     try:
-        found: Any = comparable_rows(read("kafka_log", None, store=str(root / "store"), **options))
+        rows: Any = comparable_rows(read("kafka_log", None, store=str(root / "store"), **options))
     except (JobError, LogFormatError) as error:
         return Seen(Output(3, {"error": str(error)}, ""), None)
-    return Seen(Output(0, {"job": "data source"}, ""), found)
+    return Seen(Output(0, {"job": "data source"}, ""), rows)
 
 
 def _rebuild(root: Path) -> Seen:
@@ -168,7 +168,7 @@ class Attacked:
         changes = store_damages.damaged(self.files, case)
         store_damages.put(changes, self.root / "store")
         seen = self.job(self.root)
-        check_said(seen.said)
+        check_end(seen.said)
         if read_tree(self.root / "archive") != self.archive:
             raise Failed("the archive changed")
         return self._judged(case, changes, seen)
@@ -183,47 +183,47 @@ class Attacked:
                 raise Failed(f"exit code {seen.said.code}, and left {sorted(seen.output)[:5]}")
             self._check_named(changes, seen.said)
             return NAMED
-        told = [note for note in _notes(seen.said) if note not in _notes(self.healthy.said)]
-        found, expected = _as_damaged(seen.output, {}), _as_damaged(self.healthy.output, changes)
-        if told:
+        new_notes = [note for note in _notes(seen.said) if note not in _notes(self.healthy.said)]
+        output, expected = _as_damaged(seen.output, {}), _as_damaged(self.healthy.output, changes)
+        if new_notes:
             self._check_named(changes, seen.said)
-        if found == expected:
-            return NOTED if told else EQUAL
-        if self.name == "verify" and told:  # verify names files that it could not compare as not checked
+        if output == expected:
+            return NOTED if new_notes else EQUAL
+        if self.name == "verify" and new_notes:  # verify names files that it could not compare as not checked
             return NOTED
-        if self.name == "vacuum" and any("left alone" in note for note in told):  # all needed files are there
+        if self.name == "vacuum" and any("left alone" in note for note in new_notes):  # all needed files are there
             return NOTED
-        if self.name == "vacuum" and found > expected and all(path.endswith(f"/{COMMITTED}") for path in changes):
+        if self.name == "vacuum" and output > expected and all(path.endswith(f"/{COMMITTED}") for path in changes):
             return LATER
-        if self.name == "runs" and any("are not in the table cleaner_runs" in note for note in told):
+        if self.name == "runs" and any("are not in the table cleaner_runs" in note for note in new_notes):
             return NOTED
         restores = self.name.startswith("restore")
         small = not restores and all(path.endswith(SMALL) for path in changes)
-        if small and _without_small(found) == _without_small(expected):
+        if small and _without_small(output) == _without_small(expected):
             return UNKNOWN
         if case.kind == "json+crc" and self.name in ("rebuild-state", "rollback"):
             return OTHER
         reads = self.name.startswith(("data source", "lookup"))
         if reads and case.kind == "swapped" and case.path.endswith(".log") and self._restore_names():
             return AS_IT_LIES
-        raise Failed(f"said done ({told}), and {differs(found, expected)}")
+        raise Failed(f"said done ({new_notes}), and {differs(output, expected)}")
 
-    def _check_named(self, changes: dict[str, bytes | None], said: Output) -> None:
+    def _check_named(self, changes: dict[str, bytes | None], seen: Output) -> None:
         """Check that the job names a damaged file, or its table or generation, and no other file."""
-        told = " ".join([*_told(said.report), said.stderr])
-        if not any(_names(told, path) for path in changes):
-            raise Failed(f"no word of {sorted(changes)}: {shown(said)}")
-        others = {path for path in self.files if path in told}
-        if others and not others & {name for path in changes for name in (path, *_told_by(path))}:
-            raise Failed(f"not {sorted(changes)} is named, but {sorted(others)[:3]}: {shown(said)}")
+        text = " ".join([*_problem_parts(seen.report), seen.stderr])
+        if not any(_names(text, path) for path in changes):
+            raise Failed(f"no word of {sorted(changes)}: {shown(seen)}")
+        others = {path for path in self.files if path in text}
+        if others and not others & {name for path in changes for name in (path, *_are_named(path))}:
+            raise Failed(f"not {sorted(changes)} is named, but {sorted(others)[:3]}: {shown(seen)}")
 
     def _check_kept(self, changes: dict[str, bytes | None], seen: Seen) -> None:
         if lost := _as_damaged(self.healthy.output, changes) - seen.output:
             raise Failed(f"vacuum took {sorted(lost)}: {shown(seen.said)}")
 
     def _check_committed(self, changes: dict[str, bytes | None], seen: Seen) -> None:
-        """Check that each partition is at the old generation or at the new one, whatever the job says."""
-        if not isinstance(seen.output, Stands):
+        """Check that each partition is at the old generation or at the new one, regardless of the report."""
+        if not isinstance(seen.output, StoreState):
             return
         for key, files in seen.output.files.items():
             whole = self.healthy.output.files[key]
@@ -238,20 +238,20 @@ class Attacked:
 _TELLING: Final = ("error", "problem", "problems", "notes", "not_checked", "skipped")
 
 
-def _told(report: Any) -> Iterator[str]:
-    """Yield the parts of a report about things that are not as they should be."""
+def _problem_parts(report: Any) -> Iterator[str]:
+    """Yield the parts of a report that describe problems."""
     if isinstance(report, dict):
         for name, value in report.items():
             if name in _TELLING:
                 yield json.dumps(value)
             else:
-                yield from _told(value)
+                yield from _problem_parts(value)
     elif isinstance(report, list):
         for one in report:
-            yield from _told(one)
+            yield from _problem_parts(one)
 
 
-def _told_by(path: str) -> tuple[str, ...]:
+def _are_named(path: str) -> tuple[str, ...]:
     """Return the files that messages may name instead of another: an index's log; for Delta's checkpoint the hint that
     names it; for its checksum both.
     """
@@ -263,17 +263,17 @@ def _told_by(path: str) -> tuple[str, ...]:
     return (f"{stem}.log",) if path.endswith("index") else ()
 
 
-def _names(told: str, path: str) -> bool:
+def _names(text: str, path: str) -> bool:
     """Return whether a text names a file of the store, or its table or generation."""
     room, name, *below = path.split("/")
     if room == "state":
-        return name in told
+        return name in text
     run_id = below[0].partition("-")[2]
-    return f"{room}/{name}/{below[0]}" in told or (name in told and run_id in told)
+    return f"{room}/{name}/{below[0]}" in text or (name in text and run_id in text)
 
 
-def _notes(said: Output) -> list[str]:
-    return [*said.report.get("notes", ()), *said.report.get("not_checked", ())]
+def _notes(text: Output) -> list[str]:
+    return [*text.report.get("notes", ()), *text.report.get("not_checked", ())]
 
 
 def _log_files(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -282,7 +282,7 @@ def _log_files(files: dict[str, bytes]) -> dict[str, bytes]:
 
 def _as_damaged(output: Any, changes: dict[str, bytes | None]) -> Any:
     """Return the expected output if the store has these changes and a job copies damaged files as they are."""
-    if isinstance(output, Stands):
+    if isinstance(output, StoreState):
         files = {}
         for key, of in output.files.items():
             folder = f"{output.folders[key]}/"

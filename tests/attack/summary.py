@@ -40,11 +40,11 @@ def number_of_cases(word: str) -> int:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the lines of all groups, which come with the reports of the tests, from other processes too."""
     lines = [
-        told
+        value
         for reports in terminalreporter.stats.values()
         for report in reports
         if getattr(report, "when", None) == "call"
-        for name, told in getattr(report, "user_properties", ())
+        for name, value in getattr(report, "user_properties", ())
         if name == PROPERTY
     ]
     if not lines:
@@ -102,7 +102,7 @@ def judged(
     """Report a group's result, and fail if one of its cases failed. of: number of all cases (0: no end)."""
     line = summary_line(group, tried.counts, of, tried.crashes, tried.hangs, tried.peak_bytes, what) + more
     tell(request, line)
-    said = "".join(f"\n{again(request, case)}\n    {found}" for case, found in tried.failures)
-    assert not tried.failures, f"{line}{said}"
+    message = "".join(f"\n{again(request, case)}\n    {failure}" for case, failure in tried.failures)
+    assert not tried.failures, f"{line}{message}"
     assert tried.total, "no case ran"
     return tried

@@ -34,7 +34,7 @@ def test_kernels_pass_their_tests_with_bounds_checks(
     options = [f"{name}={value}" for name, value in asked.items() if value is not None]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"NUMBA_BOUNDSCHECK": "1", SHARED: str(shared_folder(tmp_path_factory))}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "pytest", *(str(HERE / name) for name in ATTACKS), "-q", "-n", "0", *options,
          # the job `report` runs the same kernels
          "--deselect", "tests/attack/test_corruption.py::test_report_page_reports_or_ignores_each_damage",
@@ -43,8 +43,10 @@ def test_kernels_pass_their_tests_with_bounds_checks(
          "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'child'}"],
         cwd=request.config.rootpath, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    lines = [found[0] for found in _LINE.finditer(done.stdout)]
+    lines = [match[0] for match in _LINE.finditer(completed.stdout)]
     for line in lines:
         tell(request, f"bounds checked, {line}")
-    assert done.returncode == 0, f"NUMBA_BOUNDSCHECK=1 before these commands:\n{done.stdout[-20_000:]}{done.stderr}"
-    assert lines, done.stdout
+    assert completed.returncode == 0, (
+        f"NUMBA_BOUNDSCHECK=1 before these commands:\n{completed.stdout[-20_000:]}{completed.stderr}"
+    )
+    assert lines, completed.stdout

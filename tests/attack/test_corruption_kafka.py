@@ -62,9 +62,9 @@ def test_damaged_logs_are_cleaned_as_by_kafka(request: pytest.FixtureRequest, tm
 def _try(case: Case, files: dict[str, bytes], work: Path, tried: Tried) -> None:
     """Run ours in a forked process, which is watched; then Kafka's, whose JVM is killed if it does not answer."""
     ours = try_all([case], lambda _: _ours(files, work), (*VERDICTS, _CLEANED), MEMORY_BYTES, work)
-    asked = ours.counts.pop(_CLEANED)
+    cleaned = ours.counts.pop(_CLEANED)
     tried.add(ours)
-    if not asked:
+    if not cleaned:
         return
     jvm, hung = lab(), threading.Event()
 
@@ -79,8 +79,8 @@ def _try(case: Case, files: dict[str, bytes], work: Path, tried: Tried) -> None:
     except Failed as error:
         tried.hangs += hung.is_set()
         tried.crashes += not hung.is_set()
-        said = f"Kafka is still going after {KAFKA_SECONDS:g} s" if hung.is_set() else str(error)
-        tried.failures.append((str(case), said))
+        message = f"Kafka is still going after {KAFKA_SECONDS:g} s" if hung.is_set() else str(error)
+        tried.failures.append((str(case), message))
     finally:
         watch.cancel()
 
@@ -117,12 +117,12 @@ def _by_kafka(files: dict[str, bytes], work: Path) -> str:
         return REFUSED
     if ours.result.status == "cleaned":
         ours.as_archive(restored, snapshots=True)
-        found = _cleaned(restored / "t-0", end)
+        cleaned = _cleaned(restored / "t-0", end)
     else:
-        found = _cleaned(work / "archive" / "t-0", end)
-    if found == expected:
+        cleaned = _cleaned(work / "archive" / "t-0", end)
+    if cleaned == expected:
         return AGREED
-    more, missing = set(found) - set(expected), set(expected) - set(found)
+    more, missing = set(cleaned) - set(expected), set(expected) - set(cleaned)
     if any("the log decides" in note for note in ours.result.notes):
         # A snapshot or transaction index contradicts the log: Kafka trusts it, and may remove records that we keep
         missing -= {line for line in _cleaned(work / "archive" / "t-0") if int(line.split("\t")[1]) >= end}

@@ -82,12 +82,12 @@ def test_stream_over_damage_equals_the_reader_without_spark(
         root = _emptied(tmp_path / "archive")
         members = lay_out(root, specimens, cases)
         before = read_tree(root)
-        found, expected = _by_spark(spark, root, _emptied(tmp_path / "checkpoint")), rows_streamed(root)
+        rows_by_spark, expected = _by_spark(spark, root, _emptied(tmp_path / "checkpoint")), rows_streamed(root)
         if read_tree(root) != before:
             raise Failed("the archive changed")
 
         def verdict(member: Member) -> str:
-            rows, problems = _records(found, member.topic), _problems(found, member.topic)
+            rows, problems = _records(rows_by_spark, member.topic), _problems(rows_by_spark, member.topic)
             if (rows, problems) != (_records(expected, member.topic), _problems(expected, member.topic)):
                 raise Failed(f"{rows}, {problems}; without Spark {_problems(expected, member.topic)}")
             check_named(problems)
@@ -122,11 +122,11 @@ def _by_spark(spark: SparkSession, root: Path, work: Path) -> list[dict[str, Any
     try:
         if not query.awaitTermination(HANG_SECONDS):
             raise TimeoutError(f"the stream is still going after {HANG_SECONDS:g} s")
-        found = spark.table(query.name).toArrow().to_pylist()
+        rows = spark.table(query.name).toArrow().to_pylist()
     finally:
         query.stop()
         spark.catalog.dropTempView(query.name)
-    return found
+    return rows
 
 
 def _records(rows: list[dict[str, Any]], topic: str) -> list[Row]:
@@ -134,8 +134,8 @@ def _records(rows: list[dict[str, Any]], topic: str) -> list[Row]:
 
 
 def _problems(rows: list[dict[str, Any]], topic: str) -> list[Problem]:
-    told = [row["problem"] for row in rows if row["topic"] == topic and row["problem"] is not None]
-    return [Problem(p["kind"], p["path"], p["position"], p["expected"], p["found"]) for p in told]
+    problems = [row["problem"] for row in rows if row["topic"] == topic and row["problem"] is not None]
+    return [Problem(p["kind"], p["path"], p["position"], p["expected"], p["found"]) for p in problems]
 
 
 Left = tuple[str, list[tuple[str, int, int]], dict[str, bytes]]  # status, segments, files of the generation
@@ -151,10 +151,10 @@ def _judged(member: Member, result: PartitionResult, store: Path, twin: Seen, he
         return NAMED
     if member.case is not None and is_noticed(member.specimen, member.case):
         raise Failed("a wrong checksum, and nothing is said of it")
-    found = _left(result, store)
-    if twin.outcome is None or found != (expected := _left_by(twin)):
-        raise Failed(f"{str(found)[:1000]}, by one task {twin.problems or str(expected)[:1000]}")
-    return EQUAL if found == healthy else TWIN
+    files = _left(result, store)
+    if twin.outcome is None or files != (expected := _left_by(twin)):
+        raise Failed(f"{str(files)[:1000]}, by one task {twin.problems or str(expected)[:1000]}")
+    return EQUAL if files == healthy else TWIN
 
 
 def _left_by(seen: Seen) -> Left:

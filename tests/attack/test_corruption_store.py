@@ -19,15 +19,15 @@ FEW = 4  # damages: other ones for each job
 
 
 def test_each_damage_changes_its_file() -> None:
-    told = json.dumps({"generation": {"number": 1, "segments": [{"base": 0}]}, "crc32c": 3}).encode()
-    files = {"segments/t-0/1-a/manifest.json": told, "segments/t-1/1-a/manifest.json": told + b"\n"}
+    document = json.dumps({"generation": {"number": 1, "segments": [{"base": 0}]}, "crc32c": 3}).encode()
+    files = {"segments/t-0/1-a/manifest.json": document, "segments/t-1/1-a/manifest.json": document + b"\n"}
     done = [
         store_damages.damaged(files, stream.case(i))
         for stream in store_damages.damage_streams(files)
         for i in range(stream.n)
     ]
-    assert all(changes != {path: files[path] for path in changes} for changes in done[: 8 * len(told)])
-    assert len(done) > 10 * len(told)
+    assert all(changes != {path: files[path] for path in changes} for changes in done[: 8 * len(document)])
+    assert len(done) > 10 * len(document)
 
 
 def test_seed_selects_each_case_once_in_any_order() -> None:

@@ -93,14 +93,14 @@ def test_both_cleaners_write_the_same_logs(request: pytest.FixtureRequest, tmp_p
     first = option("--attack-seed") * 1_000_000
     cases = chosen(request, map(draw_case, itertools.count(first)), FEW, case_named)
     different(Case(first, (0, 1)), tmp_path, Cleaned())  # the JVM starts, kernels are compiled
-    done, found = Cleaned(), []
-    for case in itertools.takewhile(lambda _: len(found) < MOST_DIFFERENT, cases):
-        if (said := different(case, tmp_path, done)) is not None:
+    done, differences = Cleaned(), []
+    for case in itertools.takewhile(lambda _: len(differences) < MOST_DIFFERENT, cases):
+        if (difference := different(case, tmp_path, done)) is not None:
             least = case if option("--attack-case") else shrunk(case, tmp_path)
-            found.append(f"--attack-case '{least}': {different(least, tmp_path, Cleaned()) or said}")
-    line = summary_line(done, len(found))
+            differences.append(f"--attack-case '{least}': {different(least, tmp_path, Cleaned()) or difference}")
+    line = summary_line(done, len(differences))
     tell(request, line)
-    assert not found, f"{line}\n" + "\n".join(found)
+    assert not differences, f"{line}\n" + "\n".join(differences)
     assert done.logs[EQUAL] or option("--attack-case"), line
     assert done.segments > done.logs[EQUAL] or option("--attack-case"), line
 
@@ -178,9 +178,9 @@ def different(case: Case, work: Path, done: Cleaned) -> str | None:
     for number in PASSES:
         if number == 2:
             more = [i for i in case.operations if i >= MORE_FROM]
-            now_ms, said = appended(case.seed, more, (theirs, ours / "t-0"), drawn, now_ms, kinds, counted)
-            if said is not None:
-                return said
+            now_ms, difference = appended(case.seed, more, (theirs, ours / "t-0"), drawn, now_ms, kinds, counted)
+            if difference is not None:
+                return difference
         if number == 3:
             start = drawn.log_start
         before, lost = lines(theirs, drawn.log_start), has_lost_marker(theirs)
@@ -206,13 +206,13 @@ def different(case: Case, work: Path, done: Cleaned) -> str | None:
         else:
             shutil.copytree(ours / "t-0", archive / "t-0")
         ours = archive
-        expected, found = (lines(folder, drawn.log_start, kinds) for folder in (theirs, ours / "t-0"))
-        if found != expected and lost:  # KAFKA.md: Kafka takes the outcome of the next marker, we keep the records
+        expected, actual = (lines(folder, drawn.log_start, kinds) for folder in (theirs, ours / "t-0"))
+        if actual != expected and lost:  # KAFKA.md: Kafka takes the outcome of the next marker, we keep the records
             missing = data_records(theirs, drawn.log_start) - data_records(ours / "t-0", drawn.log_start)
             done.logs[LOST] += not missing
             return f"pass {number}: missing beside a lost marker: {sorted(missing)[:3]}" if missing else None
-        if found != expected:
-            return f"pass {number} ({result.result.status}): {unlike(expected, found)}"
+        if actual != expected:
+            return f"pass {number} ({result.result.status}): {unlike(expected, actual)}"
         until = result.result.log.first_dirty_offset
         if until != end:
             return f"pass {number} ({result.result.status}): clean up to {until}, and Kafka's up to {end}"
@@ -318,8 +318,8 @@ def denies_transactions(folder: Path, log_start: int) -> bool:
             opened.setdefault(int(producer), int(base))
     newest = max(folder.glob("*.snapshot"), default=None)
     entries = [] if newest is None else producer_snapshot.read(newest.read_bytes(), str(newest)).tolist()
-    known = {entry[0]: entry[-1] for entry in entries}
-    return any(not -1 < known.get(producer, -1) <= first for producer, first in opened.items())
+    snapshot = {entry[0]: entry[-1] for entry in entries}
+    return any(not -1 < snapshot.get(producer, -1) <= first for producer, first in opened.items())
 
 
 def know_transactions(folder: Path, copy: Path, drawn: DrawnLog) -> None:
@@ -345,8 +345,8 @@ def has_lost_marker(folder: Path) -> bool:
 
 def data_records(folder: Path, log_start: int) -> set[tuple[str, ...]]:
     """Return (offset, timestamp, key, value) of the records from the log start on, markers excepted."""
-    found = (line.split("\t") for line in lines(folder, log_start, "R"))
-    return {(fields[1], fields[2], fields[4], fields[5]) for fields in found if fields[11] == "-"}
+    records = (line.split("\t") for line in lines(folder, log_start, "R"))
+    return {(fields[1], fields[2], fields[4], fields[5]) for fields in records if fields[11] == "-"}
 
 
 def log_end(folder: Path) -> int:

@@ -1,8 +1,8 @@
 """Sequences of appends, compactions, erasures, rollbacks, resets, vacuums and lost tables, against a plain model.
 
-After each step the current generation holds no record of an erased key below its bound, every other key's last record,
-and nothing that the archive does not hold byte for byte. After `vacuum --erased` no file of the store holds an erased
-key that was not written again.
+After each step the current generation has no record of an erased key below its bound, and the last record of every
+other key. All its records are in the archive byte for byte. After `vacuum --erased` no file of the store holds an
+erased key that was not written again.
 
 ./spark-submit.sh test tests/attack/test_erasures.py --attack-cases 200 --attack-seed 7
 """
@@ -102,8 +102,8 @@ class World(Erasures):
         if not rows:
             return
         if other_log:
-            known = self.lab.state().checkpoints()["t", 0].topic_id
-            earlier = [one for one in self.ids if format_uuid(one) != known]
+            topic_id = self.lab.state().checkpoints()["t", 0].topic_id
+            earlier = [one for one in self.ids if format_uuid(one) != topic_id]
             self.topic_id = self.draw.choice([uuid.UUID(int=self.draw.getrandbits(128)), *earlier])
             self.ids.append(self.topic_id)
             self.write()
@@ -128,7 +128,7 @@ class World(Erasures):
         options = VacuumOptions(str(self.lab.store), grace_hours=grace, erased=erased)
         report = vacuum.run(options, Silent())
         if erased and not report.kept:
-            assert find_keys(self.gone_keys(), self.lab.store) == []
+            assert find_keys(self.absent_keys(), self.lab.store) == []
             self.tally["searched"] += 1
 
     def do_lose_tables(self) -> None:
@@ -150,13 +150,13 @@ class World(Erasures):
             (4, self.append), (3, self.do_compact), (3, self.do_erase), (2, self.do_rollback), (1.5, self.do_reset),
             (2, self.do_vacuum), (0.7, self.do_lose_tables),
         )  # fmt: skip
-        (done,) = self.draw.choices([one for _, one in steps], [weight for weight, _ in steps])
+        (done,) = self.draw.choices([action for _, action in steps], [weight for weight, _ in steps])
         done()
         return done.__name__
 
 
 def play(name: str, root: Path, tally: Counter[str]) -> str:
-    """Play a sequence; return what went wrong, or ""."""
+    """Run a sequence; return its fault, or ""."""
     shutil.rmtree(root, ignore_errors=True)
     world = World(root, random.Random(name), tally)
     world.append()
@@ -168,7 +168,7 @@ def play(name: str, root: Path, tally: Counter[str]) -> str:
             done.append(world.step())
             tally["steps"] += 1
             wrong = world.judge()
-        except Exception as error:  # whatever it is: it is the sequence's failure
+        except Exception as error:  # any error is a failure of the sequence
             wrong = f"{type(error).__name__}: {error}"
         if wrong:
             return f"{', '.join(done)}: {wrong}"
@@ -176,23 +176,23 @@ def play(name: str, root: Path, tally: Counter[str]) -> str:
 
 
 def test_erased_records_never_reappear_and_no_others_are_lost(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    tally, found, tried = Counter[str](), [], 0
+    tally, failures, tried = Counter[str](), [], 0
     seed = request.config.getoption("--attack-seed")
     for name in chosen(request, (f"{seed}.{n}" for n in itertools.count()), FEW, str):
         tried += 1
-        if said := play(name, tmp_path / "world", tally):
-            found.append(f"\n{again(request, name)}\n    {said}")
-        if len(found) == 3:
+        if message := play(name, tmp_path / "world", tally):
+            failures.append(f"\n{again(request, name)}\n    {message}")
+        if len(failures) == 3:
             break
     counts = ", ".join(f"{n:,} {what}" for what, n in sorted(tally.items()))
-    line = f"erasures: {tried:,} sequences, {counts}: {len(found)} failed"
+    line = f"erasures: {tried:,} sequences, {counts}: {len(failures)} failed"
     tell(request, line)
-    assert not found, line + "".join(found)
+    assert not failures, line + "".join(failures)
     assert tally["rollbacks refused"] or request.config.getoption("--attack-case"), line
 
 
 def test_check_detects_a_missing_erasure_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The judge sees a reset that takes erased records from the archive again."""
+    """The judge detects a reset that reads erased records from the archive again."""
     world = World(tmp_path, random.Random(1), Counter())
     world.grow("a=1 b=1 | a=2", roll=True)
     world.grow("c=1", roll=True)

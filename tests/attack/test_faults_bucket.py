@@ -2,9 +2,9 @@
 
 Archive and store lie in a bucket behind a proxy, the job is a process of its own. Its n-th request is cut, refused,
 done without an answer, done twice or done when the run is over; from the n-th on all are refused; or the process is
-killed there. Afterwards the archive's objects must be unchanged, the store must hold the old generation or the new one,
-the exit code must be true, an undisturbed run must end with the bytes of an undisturbed history, and vacuum must leave
-nothing behind.
+killed there. Afterwards the archive's objects must be unchanged, the store must have the old generation or the new one,
+and the exit code must be correct. An undisturbed run must then give the bytes of an undisturbed history, and vacuum
+must leave no other files.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class World:
             return ["vacuum", "--store", store, "--grace-hours", "0", "--json"]
         if job == "restore":
             return ["restore", "--store", store, "--output", str(self.work / "out"), "--json"]
-        given = ["--config", str(self.config), "--now", NOW, "--engine", "threads", "--json"]
-        return ["compact", ARCHIVE, "--store", store, *given]
+        options = ["--config", str(self.config), "--now", NOW, "--engine", "threads", "--json"]
+        return ["compact", ARCHIVE, "--store", store, *options]
 
     def restored(self, store: str) -> dict[str, str]:
         shutil.rmtree(self.work / "restored", ignore_errors=True)
@@ -106,8 +106,8 @@ class World:
 
     def segments(self, store: str) -> list[str]:
         """Return the files of its generations, without their folders, whose names the runs draw."""
-        found = self.objects(f"{store.removeprefix('s3://')}/segments")
-        return sorted(path.rpartition("/")[2] for path in found)
+        objects = self.objects(f"{store.removeprefix('s3://')}/segments")
+        return sorted(path.rpartition("/")[2] for path in objects)
 
     def delete_leases(self, store: str) -> None:
         """Delete the leases of runs that could not delete them, in place of a wait until they expire."""

@@ -79,7 +79,7 @@ def test_compiled_kernels_equal_interpreted_kernels(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     plain = json.loads(done.stdout)
     compiled = {name.replace("/", "-"): digest(TARGETS[name.partition("/")[0]](data)) for name, data in kept.items()}
-    assert {name: (plain[name], found) for name, found in compiled.items() if plain[name] != found} == {}
+    assert {name: (plain[name], result) for name, result in compiled.items() if plain[name] != result} == {}
 
 
 def _fuzzed(folder: Path, n: int, seed: int) -> tuple[int, str]:
@@ -90,12 +90,12 @@ def _fuzzed(folder: Path, n: int, seed: int) -> tuple[int, str]:
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        said = folder / "said"
-        if not said.exists():
+        report_file = folder / "said"
+        if not report_file.exists():
             (folder / "new").mkdir()
             done = _child("fuzz", _flat(_whole_corpus(), folder / "old"), folder / "new", n, seed)
-            said.write_text(json.dumps([done.returncode, done.stderr]))
-    code, text = json.loads(said.read_text())
+            report_file.write_text(json.dumps([done.returncode, done.stderr]))
+    code, text = json.loads(report_file.read_text())
     return code, text
 
 
@@ -112,10 +112,10 @@ def test_fuzzer_finds_no_failure(
     folder = shared_folder(tmp_path_factory) / "fuzzed"
     returncode, stderr = _fuzzed(folder, n_cases(request, FEW), option("--attack-seed"))
     failed = [_named(path.read_bytes()) for path in sorted(folder.glob("failed-*"))]
-    found = dict(_named(path.read_bytes()) for path in sorted((folder / "new").iterdir()) if path.stat().st_size)
+    inputs = dict(_named(path.read_bytes()) for path in sorted((folder / "new").iterdir()) if path.stat().st_size)
     tried = try_all(
-        found,
-        lambda name: _verdict(name.partition("/")[0], found[name]),
+        inputs,
+        lambda name: _verdict(name.partition("/")[0], inputs[name]),
         VERDICTS,
         MEMORY_BYTES,
         tmp_path,
@@ -123,7 +123,7 @@ def test_fuzzer_finds_no_failure(
     units = [int(n) for n in re.findall(r"stat::number_of_executed_units: *(\d+)", stderr)]
     compiled = ", ".join(f"{n:,} {what}" for what, n in tried.counts.items() if n) or "none"
     line = (
-        f"fuzzing, {len(TARGETS)} targets: {sum(units):,} inputs, of which {len(found):,} reach more code than the "
+        f"fuzzing, {len(TARGETS)} targets: {sum(units):,} inputs, of which {len(inputs):,} reach more code than the "
         f"corpus; in compiled kernels: {compiled}, "
         f"{len(failed) + tried.crashes:,} crashes, {tried.hangs:,} hangs, peak {tried.peak_bytes >> 20:,} MiB"
     )
@@ -131,11 +131,11 @@ def test_fuzzer_finds_no_failure(
     assert not failed, "".join(f"\n{again(request, case_argument(name, data))}" for name, data in failed) + stderr
     assert returncode == 0, stderr
     assert not tried.failures, "".join(
-        f"\n{again(request, case_argument(name, found[name]))}\n    {what}" for name, what in tried.failures
+        f"\n{again(request, case_argument(name, inputs[name]))}\n    {what}" for name, what in tried.failures
     )
     assert sum(units), stderr
     if option("--attack-keep"):
-        _keep(_whole_corpus() | found, tmp_path)
+        _keep(_whole_corpus() | inputs, tmp_path)
 
 
 def case_argument(input_name: str, data: bytes) -> str:

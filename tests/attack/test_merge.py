@@ -28,19 +28,19 @@ MOST_FAILURES = 5
 
 
 def test_merge_result_has_every_record_of_every_copy(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    seed, tally, found, tried = request.config.getoption("--attack-seed"), Counter[str](), [], 0
+    seed, tally, failures, tried = request.config.getoption("--attack-seed"), Counter[str](), [], 0
     logs = _Logs(tmp_path / "logs")
     for case in chosen(request, (f"{seed}/{n}" for n in itertools.count()), FEW, str):
         tried += 1
-        said = failure(case, logs, tmp_path / "case", tally)
-        if said:
-            found.append(f"\n{again(request, case)}\n    {said}")
-        if len(found) == MOST_FAILURES:
+        message = failure(case, logs, tmp_path / "case", tally)
+        if message:
+            failures.append(f"\n{again(request, case)}\n    {message}")
+        if len(failures) == MOST_FAILURES:
             break
     counts = ", ".join(f"{n:,} {what}" for what, n in sorted(tally.items()))
-    line = f"merged copies: {tried:,} cases, {counts}: {len(found)} failed"
+    line = f"merged copies: {tried:,} cases, {counts}: {len(failures)} failed"
     tell(request, line)
-    assert not found, line + "".join(found)
+    assert not failures, line + "".join(failures)
 
 
 class _Logs:
@@ -58,7 +58,7 @@ class _Logs:
 
 
 def failure(case: str, logs: _Logs, work: Path, tally: Counter[str]) -> str:
-    """Return what is wrong with the merge of a case; "" if nothing is."""
+    """Return the fault of a merge; "" if there is none."""
     seed, _, number = case.partition("/")
     whole, compacted = logs.get(seed, int(number) // CASES_OF_A_LOG)
     rng = random.Random(case)
@@ -77,7 +77,7 @@ def failure(case: str, logs: _Logs, work: Path, tally: Counter[str]) -> str:
     tally["damages"] += len(done)
     try:
         report = run_merge(copies, work / "out")
-        said = judge(read_batches(whole), Original(originals, kept), report, work / "out", tally)
+        message = judge(read_batches(whole), Original(originals, kept), report, work / "out", tally)
     except Exception as error:  # any error fails the case
-        said = f"{type(error).__name__}: {error}"
-    return f"{done}: {said}" if said else ""
+        message = f"{type(error).__name__}: {error}"
+    return f"{done}: {message}" if message else ""

@@ -34,26 +34,28 @@ SHRINK_SECONDS = 60.0
 def test_random_command_sequences_lose_no_record(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     option = request.config.getoption
     sequences = (Case(option("--attack-seed"), number) for number in itertools.count())
-    known = {} if option("--attack-known") else KNOWN
-    tally, found, tried = Tally(), [], 0
+    known_failures = {} if option("--attack-known") else KNOWN
+    tally, failures, tried = Tally(), [], 0
     for case in chosen(request, sequences, FEW, Case.named):
         tried += 1
-        if failure(case, tmp_path / "world", tally, known) is not None:
-            least = case if option("--attack-case") else shrunk(case, tmp_path / "world", SHRINK_SECONDS, known)
-            said = failure(least, tmp_path / "world", known=known)
+        if failure(case, tmp_path / "world", tally, known_failures) is not None:
+            least = (
+                case if option("--attack-case") else shrunk(case, tmp_path / "world", SHRINK_SECONDS, known_failures)
+            )
+            message = failure(least, tmp_path / "world", known=known_failures)
             more = " --attack-known" * option("--attack-known")
-            found.append(f"\n{again(request, str(least))}{more}\n    {said}")
-        if len(found) == MOST_FAILURES:
+            failures.append(f"\n{again(request, str(least))}{more}\n    {message}")
+        if len(failures) == MOST_FAILURES:
             break
     steps = ", ".join(f"{n:,} {name}" for name, n in tally.steps.most_common())
     ended = "".join(f"; {n:,} ended at a known defect, {name}" for name, n in sorted(tally.known.items()))
     line = (
         f"model over time: {tried:,} sequences, {tally.generations:,} generations ({tally.by_yield:,} "
         f"by yield, {tally.carried:,} carry segments over) of {tally.records:,} records checked: "
-        f"{len(found)} failed{ended}; {tally.steps.total():,} steps: {steps}"
+        f"{len(failures)} failed{ended}; {tally.steps.total():,} steps: {steps}"
     )
     tell(request, line)
-    assert not found, line + "".join(found)
+    assert not failures, line + "".join(failures)
     assert tally.generations or option("--attack-case"), line
 
 
@@ -63,15 +65,15 @@ MOST_TRIED = 12  # sequences: the first ones of seed 1 show it
 def lost(tmp_path: Path) -> str:
     """Return the failure of the first sequence of seed 1 that loses a record; "" if none does."""
     for number in range(MOST_TRIED):
-        said = failure(Case(1, number), tmp_path / "world")
-        if said is not None and "lost: Record(" in said:
-            return said
+        message = failure(Case(1, number), tmp_path / "world")
+        if message is not None and "lost: Record(" in message:
+            return message
     return ""
 
 
 def test_check_detects_a_dropped_last_record_of_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The product forgets that one record is the last of its key. Its own checks before the commit compare the written
-    bytes with its decisions, and find nothing.
+    """A patched product drops the last record of one key. Its own checks before the commit compare the written bytes
+    with its decisions, and report nothing.
     """
     marker = passes.last_offset_decider
 
@@ -95,14 +97,14 @@ def test_check_detects_a_record_missing_in_a_generation(monkeypatch: pytest.Monk
     command = model.World.command
 
     def damage_after(self: model.World, *words: object, codes: Sequence[int] = (0,)) -> Output:
-        said = command(self, *words, codes=codes)
+        output = command(self, *words, codes=codes)
         if words[0] == "compact":
-            for path in (self.store / "segments").rglob(f"*-{said.report['run_id']}/*.log"):
+            for path in (self.store / "segments").rglob(f"*-{output.report['run_id']}/*.log"):
                 batches = decode_log(path.read_bytes())
                 if batches and batches[-1].records and not batches[-1].control:
                     fewer = with_timestamps(replace(batches[-1], records=batches[-1].records[:-1])).encoded()
                     path.write_bytes(b"".join(b.data for b in [*batches[:-1], fewer]))
-        return said
+        return output
 
     monkeypatch.setattr(model.World, "command", damage_after)
     assert lost(tmp_path)

@@ -71,34 +71,34 @@ def main(folder: Path) -> None:
     histories.warm()
     control = Control(Path(os.environ[VARIABLE]), folder / "root")
     for line in sys.stdin:
-        asked = json.loads(line)
-        options = asked["seed"], asked["case"], asked["n"]
-        kind, _, job = asked["group"].partition("/")
+        request = json.loads(line)
+        options = request["seed"], request["case"], request["n"]
+        kind, _, job = request["group"].partition("/")
         if kind == "store":
             tried, of, more = _damages(store_readers.Attacked(job, folder), *options, folder)
         elif kind == "full disk":
             tried, of, more = _full_disks(full_disk.Filled(job, folder, control), *options, folder)
-        elif asked["group"] in races.PARTIES:
+        elif request["group"] in races.PARTIES:
             history = histories.History(histories.KINDS["compact"], folder, control)
-            tried, of, more = _races(history, asked["group"], *options, folder)
+            tried, of, more = _races(history, request["group"], *options, folder)
         else:
-            history = histories.History(histories.KINDS[asked["group"]], folder, control)
+            history = histories.History(histories.KINDS[request["group"]], folder, control)
             tried, of, more = _mishaps(history, *options, folder)
         sys.__stdout__.write(f"{json.dumps({'tried': asdict(tried), 'of': of, 'more': more})}\n")
         sys.__stdout__.flush()
 
 
 def _mishaps(history: histories.History, seed: int, case: str | None, n: int, folder: Path) -> Answer:
-    found = [mishaps.Case.named(case)] if case else mishaps.cases(history, seed)
-    todo = found[:n]
+    cases = [mishaps.Case.named(case)] if case else mishaps.cases(history, seed)
+    todo = cases[:n]
     work = partial(mishaps.verdict, history)
     missed = folder / mishaps.CAME_NO_MORE
     missed.write_text("")
     tried = try_all(todo, work, mishaps.VERDICTS, MEMORY_BYTES, folder)
     names = missed.read_text().splitlines()
-    met, of = mishaps.operations(todo[: tried.total], set(names)), mishaps.operations(found)
+    met, of = mishaps.operations(todo[: tried.total], set(names)), mishaps.operations(cases)
     more = f"; {met:,} of {of:,} operations{'; operation no longer reached: ' if names else ''}{', '.join(names[:3])}"
-    return tried, len(found), more
+    return tried, len(cases), more
 
 
 def _damages(attacked: store_readers.Attacked, seed: int, case: str | None, n: int, folder: Path) -> Answer:

@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--delay-ms", type=float, default=0, help="of each read of a log, S3 alone")
     parser.add_argument("--codec", default="none")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     columns = (
         "server", "archive, MB", "generation, MB", "copy from, s", "copy to, s", "compact, s", "CPU of it, s",
         "CPU of the servers, s", "ratio", "on a disk, s",
@@ -53,14 +53,14 @@ def main() -> None:
     print(f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", sep="\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="lastkey-bench-") as name:
         work = Path(name)
-        records = given.megabytes * 1_000_000 // _RECORD_BYTES // given.partitions
-        for number in range(given.partitions):
+        records = arguments.megabytes * 1_000_000 // _RECORD_BYTES // arguments.partitions
+        for number in range(arguments.partitions):
             folder = work / "archive" / f"t-{number}"
-            make_partition(folder, given.codec, records=records, keys=records // 2, seed=number)
+            make_partition(folder, arguments.codec, records=records, keys=records // 2, seed=number)
         disk = _compact(str(work / "archive"), str(work / "store"))
-        for server in given.servers:
+        for server in arguments.servers:
             scheme, start = SERVERS[server]
-            with start() as port, _delay(port, given.delay_ms if scheme == "s3" else 0):
+            with start() as port, _delay(port, arguments.delay_ms if scheme == "s3" else 0):
                 _measure(server, f"{scheme}://logs", work, disk)
 
 
@@ -122,9 +122,9 @@ def _compact(archive: str, store: str) -> float:
         sys.executable, "-m", "lastkey", "compact", archive, "--store", store, "--topics", "t",
         "--cleanup-policy", "compact", "--engine", "threads", "--quiet", "--json",
     ]  # fmt: skip
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return float(json.loads(done.stdout)["seconds"]["total"])
+    completed = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
+    return float(json.loads(completed.stdout)["seconds"]["total"])
 
 
 def _cpu_of_ended() -> float:

@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--megabytes", type=int, default=512)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     node = make_node()
     try:
         shared = node.own(node.folder / "shared")
@@ -37,7 +37,7 @@ def main() -> None:
             made = archive / f"users-{number}"
             shutil.copytree(ROOT / "examples" / "archive" / f"users-{number % 2}", made)
             n_bytes += sum(path.stat().st_size for path in files_in(made))
-            if n_bytes >= given.megabytes << 20:
+            if n_bytes >= arguments.megabytes << 20:
                 break
         (shared / "topics.toml").write_text(CONFIG)
         unpacked = node.own(shared / "lastkey")
@@ -47,7 +47,7 @@ def main() -> None:
         print(f"{n_bytes >> 20} MiB of log in {number + 1} partitions, {os.cpu_count()} cores")
         for workers in (1, 2):
             with cluster(node, workers) as master:
-                seconds = [_measured(node, master, f"store-{workers}-{n}") for n in range(given.rounds)]
+                seconds = [_measured(node, master, f"store-{workers}-{n}") for n in range(arguments.rounds)]
             print(f"{workers} worker{'s' if workers > 1 else ''}: {statistics.median(seconds):.1f} s")
             for number in range(workers):
                 shutil.rmtree(node.folder / f"work-{number}")
@@ -64,10 +64,10 @@ def _measured(node: Node, master: str, store: str) -> float:
     )
     environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "SPARK_LOCAL_IP": "127.0.0.1"}
     at = time.perf_counter()
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - at
-    if done.returncode:
-        sys.exit(done.stderr)
+    if completed.returncode:
+        sys.exit(completed.stderr)
     return seconds
 
 

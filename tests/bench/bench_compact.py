@@ -81,8 +81,8 @@ def against_kafka(archive: Path, work: Path, codec: str, repeat: int) -> None:
         ratios.append(theirs / wall)
         seconds.append(wall)
         phases = ", ".join(f"{name} {value:.2f}" for name, value in result.work.seconds.items())
-        said = f"kafka {theirs:.2f} s, ours {wall:.2f} s ({phases}; cpu {cpu:.2f}), ratio {theirs / wall:.2f}"
-        print(f"{codec} {i + 1}: {said}", flush=True)
+        line = f"kafka {theirs:.2f} s, ours {wall:.2f} s ({phases}; cpu {cpu:.2f}), ratio {theirs / wall:.2f}"
+        print(f"{codec} {i + 1}: {line}", flush=True)
     read = result.work.counters["records_read"]
     print(
         f"{codec}: median ratio {statistics.median(ratios):.2f}, ours {statistics.median(seconds):.2f} s; "
@@ -108,9 +108,9 @@ def whole_run(archive: Path, work: Path, engine: str, split: str | None = None) 
     total = time.perf_counter() - start
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     shutil.rmtree(store)
-    told: dict[str, Any] = json.loads(run.stdout)
-    assert all(one["status"] == "cleaned" for one in told["partitions"]), told["partitions"]
-    return told | {"all": total, "cpu": used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime}
+    report: dict[str, Any] = json.loads(run.stdout)
+    assert all(partition["status"] == "cleaned" for partition in report["partitions"]), report["partitions"]
+    return report | {"all": total, "cpu": used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime}
 
 
 def whole_runs(archive: Path, work: Path, codec: str, ways: Sequence[str], *, with_spark: bool) -> None:
@@ -136,30 +136,30 @@ def end_to_end(archive: Path, work: Path, codec: str, repeat: int) -> None:
         for i in range(repeat + 1):
             theirs = cleaners.clean(archive, work / "kafka")
             matrix.settle(work, size)
-            told = whole_run(archive, work, "threads")
+            report = whole_run(archive, work, "threads")
             if not i:
                 continue  # it compiled Java's code, and read the programs from the disk
-            ratios.append(theirs / told["all"])
+            ratios.append(theirs / report["all"])
             print(
-                f"{codec} {i}: kafka {theirs:.2f} s, whole run {told['all']:.2f} s "
-                f"({told['cpu']:.2f} processor seconds, {told['seconds']}), ratio {ratios[-1]:.2f}",
+                f"{codec} {i}: kafka {theirs:.2f} s, whole run {report['all']:.2f} s "
+                f"({report['cpu']:.2f} processor seconds, {report['seconds']}), ratio {ratios[-1]:.2f}",
                 flush=True,
             )
     print(f"{codec}, {size / _MB:.0f} MB of log: median ratio {statistics.median(ratios):.2f}")
 
 
 def _for_matrix(archive: Path, work: Path, engine: str) -> matrix.Row:
-    told = whole_run(archive, work, engine)
-    parts = told["partitions"]
+    report = whole_run(archive, work, engine)
+    parts = report["partitions"]
     return {
-        "seconds": told["all"],
-        "bytes_after": sum(one["bytes_after"] for one in parts),
-        "peak_memory_bytes": max(one["peak_memory_bytes"] for one in parts),
+        "seconds": report["all"],
+        "bytes_after": sum(part["bytes_after"] for part in parts),
+        "peak_memory_bytes": max(part["peak_memory_bytes"] for part in parts),
     }
 
 
 def main() -> None:
-    """Run what is asked for."""
+    """Run the requested benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=RECORDS)
     parser.add_argument("--keys", type=int, default=KEYS)

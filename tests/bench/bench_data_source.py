@@ -42,10 +42,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--codecs", default="none,zstd")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = given.folder or Path(name)
-        for codec in given.codecs.split(","):
+        folder = arguments.folder or Path(name)
+        for codec in arguments.codecs.split(","):
             partition = folder / codec / f"{codec}-0"
             if not partition.exists():
                 make_log.make_partition(partition, codec, records=RECORDS)
@@ -65,13 +65,13 @@ def alone(partition: Path) -> None:
 def through_spark(partition: Path) -> None:
     parts = {partition.name: partition}
     with served_by_broker(parts) as broker:
-        given = {
+        options = {
             "bootstrap": broker.bootstrap, "topic": partition.name.rpartition("-")[0], "archive": str(partition),
             "jars": ",".join(map(str, spark_kafka_jars())), "repeats": REPEATS,
         }  # fmt: skip
-        command = [sys.executable, "-m", "tests.bench.time_spark_sources", json.dumps(given)]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    times = json.loads(done.stdout.splitlines()[-1])
+        command = [sys.executable, "-m", "tests.bench.time_spark_sources", json.dumps(options)]
+        completed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    times = json.loads(completed.stdout.splitlines()[-1])
     fixed = times.pop("kafka_log, no record")
     for what, seconds in times.items():
         show(what, seconds)

@@ -34,36 +34,36 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--records", type=int, default=make_log.RECORDS)
     parser.add_argument("--duckdb", default=sys.executable, help="a Python that has duckdb")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        root = given.folder or Path(name)
-        archive = root / f"{given.codec}-{given.records}"
+        root = arguments.folder or Path(name)
+        archive = root / f"{arguments.codec}-{arguments.records}"
         if not archive.exists():
-            make_log.make_partition(archive / "t-0", given.codec, records=given.records)
+            make_log.make_partition(archive / "t-0", arguments.codec, records=arguments.records)
         size = sum(path.stat().st_size for path in archive.rglob("*.log"))
-        print(f"{given.records:,} records, {size:,} bytes of {given.codec}; medians of {given.times}")
+        print(f"{arguments.records:,} records, {size:,} bytes of {arguments.codec}; medians of {arguments.times}")
         print("| export | seconds | memory, bytes | other / this |\n|---|---|---|---|")
         here, out = Path.cwd(), Path(name) / "out"
-        for case in given.cases:
+        for case in arguments.cases:
             times: dict[tuple[Path, str], list[float]] = {}
             peaks: dict[tuple[Path, str], int] = {}
-            for _ in range(given.times):
+            for _ in range(arguments.times):
                 runs = [(here, "spark"), *([] if case == "latest" else [(here, "threads")])]
-                runs += [(given.against, "spark")] if given.against else []
+                runs += [(arguments.against, "spark")] if arguments.against else []
                 for run in runs:
                     seconds, peak = _export(*run, case, archive, out)
                     times.setdefault(run, []).append(seconds)
                     peaks[run] = max(peaks.get(run, 0), peak)
-            medians = {run: statistics.median(found) for run, found in times.items()}
+            medians = {run: statistics.median(run_seconds) for run, run_seconds in times.items()}
             for (checkout, engine), seconds in medians.items():
-                other = medians.get((given.against, "spark")) if checkout == here else None
+                other = medians.get((arguments.against, "spark")) if checkout == here else None
                 ratio = "" if other is None else f"{other / seconds:.2f}"
                 which = "" if checkout == here else f", {checkout.name}"
                 peak = peaks[checkout, engine]
                 print(f"| {case}, {engine}{which} | {seconds:.1f} | {peak:,} | {ratio} |", flush=True)
-        if "parquet" in given.cases:
+        if "parquet" in arguments.cases:
             _export(here, "threads", "parquet", archive, out)
-            _copy_by_duckdb(given.duckdb, out / "t")
+            _copy_by_duckdb(arguments.duckdb, out / "t")
 
 
 def _export(checkout: Path, engine: str, case: str, archive: Path, out: Path) -> tuple[float, int]:

@@ -166,9 +166,9 @@ def print_table() -> None:
                     path = Path(name) / "00000000000000000000.log"
                     path.write_bytes(log(n, size, per_batch, codec))
                     segment = Segment(name, path.name, 0, path.stat().st_size, 0)
-                    found = merged([measure_formats(FormatTask(name, (segment,), 8 << 20, 1 << 28))])
-                    assert not found.stayed
-                    sums = np.sum([row.bytes for row in found.rows], axis=0) / n
+                    savings = merged([measure_formats(FormatTask(name, (segment,), 8 << 20, 1 << 28))])
+                    assert not savings.stayed
+                    sums = np.sum([row.bytes for row in savings.rows], axis=0) / n
                     changes = " ".join(f"{before - after:.2f}" for before, after in pairwise(sums))
                     cells.append(f"{sums[0]:.1f} - {sums[0] - sums[-1]:.2f}")
                     print(f"  {size} B, {per_batch}, {codec}: {sums[0]:.2f} to {sums[-1]:.2f}; changes {changes}")
@@ -182,25 +182,25 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--table", action="store_true", help="bytes a record, as BENCHMARKS.md shows them")
     parser.add_argument("--against", type=Path, help="a checkout to compare the readers of magic 2 with")
-    given = parser.parse_args()
-    if given.table:
+    arguments = parser.parse_args()
+    if arguments.table:
         print_table()
-    elif given.against:
-        print_against(given.against, given.turns)
+    elif arguments.against:
+        print_against(arguments.against, arguments.turns)
     else:
-        print_scans(given)
+        print_scans(arguments)
 
 
-def print_scans(given: argparse.Namespace) -> None:
+def print_scans(arguments: argparse.Namespace) -> None:
     """Print how long scans of keys and of whole records take."""
-    n = given.megabytes * (1 << 20) // (given.value_bytes + 20)
+    n = arguments.megabytes * (1 << 20) // (arguments.value_bytes + 20)
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
         for per_batch in (16, 100, 1000):
-            data = log(n, given.value_bytes, per_batch, codec)
+            data = log(n, arguments.value_bytes, per_batch, codec)
             bytes_v3 = len(converted(data, 3))
             print(f"{codec}, {per_batch} records a batch: {len(data)} bytes in v2, {bytes_v3} in v3")
-            print("  " + compare("keys", data, True, given.turns))
-            print("  " + compare("whole records", data, False, given.turns), flush=True)
+            print("  " + compare("keys", data, True, arguments.turns))
+            print("  " + compare("whole records", data, False, arguments.turns), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """`merge` of three damaged copies against `cat` of them, in turn: `python -m tests.bench.bench_merge FOLDER`.
 
 Each copy has a partition of about 1 GB; one has lost a segment, one is cut off, in one a bit is flipped. Prints seconds
-of `cat` of the three logs to /dev/null and of the whole command `merge --engine threads`, with the logs in the page
-cache and without, and the largest memory of the command. The folder should be on the disk that is to be measured.
+of `cat` of the three logs to /dev/null and of the whole command `merge --engine threads`, with and without page cache.
+Also prints the peak memory of the command. The folder should be on the disk that is to be measured.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=8_600_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--engine", default="threads", choices=("threads", "spark"))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     for label, batch_bytes in (("16 KiB", 16 << 10), ("1 KiB", 1 << 10)):
-        root = given.folder / label.replace(" ", "")
+        root = arguments.folder / label.replace(" ", "")
         if not root.exists():
-            make_copies(root, given.records, batch_bytes)
-        measure(f"batches of {label}", root, given.repeats, given.engine)
+            make_copies(root, arguments.records, batch_bytes)
+        measure(f"batches of {label}", root, arguments.repeats, arguments.engine)
 
 
 def make_copies(root: Path, records: int, batch_bytes: int) -> None:
@@ -68,8 +68,8 @@ def measure(label: str, root: Path, repeats: int, engine: str) -> None:
             cat = time.perf_counter() - began
             _prepare(logs, where)
             shutil.rmtree(out, ignore_errors=True)
-            done, seconds, peak = watched(merge)
-            assert done.returncode == 0, done.stdout
+            measured, seconds, peak = watched(merge)
+            assert measured.returncode == 0, measured.stdout
             rows.append((cat, seconds, peak))
         shutil.rmtree(out)
         cat, seconds, peak = (statistics.median(column) for column in zip(*rows, strict=True))

@@ -35,13 +35,13 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, nargs="+", default=[1_000, 10_000])
     parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)
     parser.add_argument("--server", choices=list(SERVERS), help="archive and store in its bucket")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     print("| partitions | engine | run | seconds | of 1,000 partitions | memory, bytes | phases |")
     print("|---|---|---|---|---|---|---|")
-    for count in given.partitions:
-        for engine in given.engines:
+    for count in arguments.partitions:
+        for engine in arguments.engines:
             with tempfile.TemporaryDirectory(prefix="lastkey-bench-") as name:
-                _measure(Path(name), count, engine, given.server)
+                _measure(Path(name), count, engine, arguments.server)
 
 
 def _measure(work: Path, count: int, engine: str, server: str | None) -> None:
@@ -62,10 +62,10 @@ def _measure(work: Path, count: int, engine: str, server: str | None) -> None:
                 sys.executable, "-m", "lastkey", "compact", f"{place}/archive", "--store", f"{place}/store", "--topics",
                 "t", "--cleanup-policy", "compact", "--now", str(_NOW_MS), "--engine", engine, "--quiet", "--json",
             ]  # fmt: skip
-            done, seconds, peak = watched(command)
-            assert done.returncode == 0, done
-            report = json.loads(done.stdout)
-            cleaned = sum(one["status"] == "cleaned" for one in report["partitions"])
+            measured, seconds, peak = watched(command)
+            assert measured.returncode == 0, measured
+            report = json.loads(measured.stdout)
+            cleaned = sum(partition["status"] == "cleaned" for partition in report["partitions"])
             expected = {"first": count, "nothing due": 0, "1 % due": len(range(0, count, 100))}[run]
             assert cleaned == expected, (cleaned, expected)
             each = seconds / count * 1_000

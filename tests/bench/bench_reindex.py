@@ -32,9 +32,9 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, help="where the logs are, or are made and kept")
     parser.add_argument("--records", type=int, default=8_600_000)
     parser.add_argument("--repeats", type=int, default=7)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        root = given.folder or Path(name)
+        root = arguments.folder or Path(name)
         # batch.size 16 KiB; small batches, of about 1 KiB; compressed ones
         for label, codec, batch in (
             ("none, 16 KiB", "none", 16 << 10),
@@ -43,8 +43,8 @@ def main() -> None:
         ):
             folder = root / label.replace(", ", "-").replace(" ", "") / "b-0"
             if not folder.exists():
-                make_log.make_partition(folder, codec, records=given.records, batch_bytes=batch or None)
-            measure(label, folder, given.repeats)
+                make_log.make_partition(folder, codec, records=arguments.records, batch_bytes=batch or None)
+            measure(label, folder, arguments.repeats)
 
 
 def measure(label: str, folder: Path, repeats: int) -> None:
@@ -80,8 +80,8 @@ def measure(label: str, folder: Path, repeats: int) -> None:
         f"  ours, checksums checked   {size / _MB / checked:10,.0f} MB/s   {_ratio(ratio)}; read {read / _MB:,.1f} MB"
     )
     ratio = [k / h for k, _, h in rows]
-    said = f"read {read_trusted / _MB:,.1f} MB, written {written / _MB:,.2f} MB"
-    print(f"  ours, headers alone       {size / _MB / headers:10,.0f} MB/s   {_ratio(ratio)}; {said}", flush=True)
+    line = f"read {read_trusted / _MB:,.1f} MB, written {written / _MB:,.2f} MB"
+    print(f"  ours, headers alone       {size / _MB / headers:10,.0f} MB/s   {_ratio(ratio)}; {line}", flush=True)
 
 
 def _ratio(ratios: list[float]) -> str:

@@ -52,12 +52,12 @@ SETTINGS: Final = """[defaults]
 
 
 class WrongError(Exception):
-    """Error of the model: something that a command said, or left, is not so."""
+    """Error of the model: a command's report or result differs from the model."""
 
 
 @dataclass
 class Topic:
-    """A topic of the model. next: where the store ends; damaged: file, bytes, and the night it heals."""
+    """A topic of the model. next: end offset of the store; damaged: file, bytes, and the night of its repair."""
 
     log: Log
     disk: int
@@ -173,9 +173,9 @@ class Year:
 
     def _damage(self, topic: Topic) -> None:
         """Change a byte of a segment that the next run must read."""
-        found = [s for s in topic.log.segments[:-1] if s.base >= topic.next and s.size > 80]
-        if found:
-            path = topic.log.folder / f"{found[0].base:020}.log"
+        segments = [s for s in topic.log.segments[:-1] if s.base >= topic.next and s.size > 80]
+        if segments:
+            path = topic.log.folder / f"{segments[0].base:020}.log"
             data = path.read_bytes()
             path.write_bytes(data[:70] + bytes([data[70] ^ 0x55]) + data[71:])
             topic.damaged = (path, data, self.night + self.rng.randint(1, 9))
@@ -188,9 +188,9 @@ class Year:
         for disk in range(DISKS):
             if self.missing is None or self.missing[0] != disk:
                 rows = [(t.log.topic, t.log.start_known) for t in self.topics.values() if t.disk == disk]
-                given = [f"{name} 0 {offset}" for name, offset in rows if offset is not None]
+                lines = [f"{name} 0 {offset}" for name, offset in rows if offset is not None]
                 path = self.archive / f"disk{disk}" / "log-start-offset-checkpoint"
-                path.write_text("\n".join(["0", str(len(given)), *given]) + "\n")
+                path.write_text("\n".join(["0", str(len(lines)), *lines]) + "\n")
 
     # commands by night
 
@@ -201,7 +201,7 @@ class Year:
         return output
 
     def sleep(self) -> None:
-        """Run everything of a night, and check it."""
+        """Run and check all commands of a night."""
         where = [self.archive, "--store", self.store, "--config", self.root / "settings.toml"]
         metrics = self.root / "compact.prom"
         begin, clock = time.perf_counter(), time.time()
@@ -230,26 +230,28 @@ class Year:
             self.run("verify", "--store", self.store)
         make_older(self.root, 24)
 
-    def _remember(self, said: Output, made: list[str]) -> None:
+    def _remember(self, output: Output, made: list[str]) -> None:
         before = self.stood[self.night - 1].stands if self.night - 1 in self.stood else {}
         stands = before | {
-            p["topic"]: (self.topics[p["topic"]].log, p) for p in said.report["partitions"] if p["topic"] in made
+            p["topic"]: (self.topics[p["topic"]].log, p) for p in output.report["partitions"] if p["topic"] in made
         }
-        self.stood[self.night] = Night(time.time_ns() // 1_000_000, said.report["run_id"], said.code, made, stands)
+        self.stood[self.night] = Night(time.time_ns() // 1_000_000, output.report["run_id"], output.code, made, stands)
         self.stood.pop(self.night - NIGHTS, None)
 
     # commands of drawn nights
 
-    def _judge_metrics(self, text: str, said: Output, made: list[str]) -> None:
+    def _judge_metrics(self, text: str, output: Output, made: list[str]) -> None:
         """Compare the metrics of a run with its report and the model."""
-        found = samples(text)
-        states = Counter(p["status"] for p in said.report["partitions"] if p["status"] != "uncleanable")
-        told = Counter({what: int(n) for (name, what), n in found.items() if name == "lastkey_run_partitions"})
-        aside = sum(p["status"] == "uncleanable" for p in said.report["partitions"])
-        wanted = {"lastkey_run_exit_code": said.code, "lastkey_run_committed_partitions": len(made)}
-        if any(found[name, ""] != n for name, n in wanted.items()) or sum(told.values()) != states.total() + aside:
-            raise WrongError(f"night {self.night}: expected {wanted}, {states}, {aside} uncleanable; metrics: {found}")
-        self._judge_success(found)
+        metrics = samples(text)
+        states = Counter(p["status"] for p in output.report["partitions"] if p["status"] != "uncleanable")
+        counts = Counter({what: int(n) for (name, what), n in metrics.items() if name == "lastkey_run_partitions"})
+        aside = sum(p["status"] == "uncleanable" for p in output.report["partitions"])
+        wanted = {"lastkey_run_exit_code": output.code, "lastkey_run_committed_partitions": len(made)}
+        if any(metrics[name, ""] != n for name, n in wanted.items()) or sum(counts.values()) != states.total() + aside:
+            raise WrongError(
+                f"night {self.night}: expected {wanted}, {states}, {aside} uncleanable; metrics: {metrics}"
+            )
+        self._judge_success(metrics)
 
     def _judge_success(self, found: dict[tuple[str, str], float]) -> None:
         """Compare the time of the last success with the model's."""
@@ -265,9 +267,9 @@ class Year:
         output = self.run(
             "runs", "--store", self.store, *(("--since", self.stood[since].clock_ms) if since > 1 else ())
         )
-        told = {run["run_id"]: run for run in output.report["runs"] if run["job"] == "compact"}
+        runs_by_id = {run["run_id"]: run for run in output.report["runs"] if run["job"] == "compact"}
         for number, night in self.stood.items():
-            run = told.get(night.run_id)
+            run = runs_by_id.get(night.run_id)
             if run is None and number == since > 1:
                 continue  # it began in front of --since
             if (
@@ -304,7 +306,7 @@ class Year:
         self.events["topics restored as of a night"] += len(names)
 
     def _export_latest(self) -> None:
-        """Bring tables of last records up to date, and compare them with all records that ever came."""
+        """Update the tables of last records, and compare them with all records ever appended."""
         stands, output = self.stood[self.night].stands, self.root / "latest"
         names = [name for name in sorted(self.topics)[:: len(self.topics) // self.n_tables] if name in stands]
         words = ("--latest", "--format", "delta", "--output", output, "--topics", ",".join(names))
@@ -333,12 +335,12 @@ class Year:
         if {row["key"]: (row["offset"], row["value"]) for row in rows} != wanted:
             raise WrongError(f"night {self.night}: table of {name}, {stand}: expected {wanted}, found {rows}")
 
-    def _delete(self, said: Output) -> None:
+    def _delete(self, output: Output) -> None:
         """Delete unneeded segments, of about half of the topics."""
         there = {name for name, topic in self.topics.items() if self._is_there(topic)}
-        if there != {p["topic"] for p in said.report["partitions"]}:
+        if there != {p["topic"] for p in output.report["partitions"]}:
             raise WrongError(f"night {self.night}: archive-needed does not speak of all topics")
-        for p in said.report["partitions"]:
+        for p in output.report["partitions"]:
             topic, removed = self.topics[p["topic"]], [s["base_offset"] for s in p["segments"] if not s["needed"]]
             if removed and (topic.odd or removed[-1] >= topic.next):
                 raise WrongError(f"night {self.night}: {p} needs more")
@@ -349,12 +351,12 @@ class Year:
                 topic.log.segments = [s for s in topic.log.segments if s.base not in removed]
                 self.events["segments deleted"] += len(removed)
 
-    def _judge(self, said: Output, *, reset: bool) -> list[str]:
-        """Check what a run says of each topic, and each key of those that it cleaned. Returns these."""
-        told = {p["topic"]: p for p in said.report["partitions"]}
+    def _judge(self, output: Output, *, reset: bool) -> list[str]:
+        """Check a run's results for each topic, and each key of the cleaned topics. Return the cleaned topics."""
+        partitions = {p["topic"]: p for p in output.report["partitions"]}
         made = []
         for name, topic in self.topics.items():
-            p = told.pop(name, None)
+            p = partitions.pop(name, None)
             if not self._is_there(topic):
                 if p is not None and p["generation"] is not None:
                     raise WrongError(f"night {self.night}: {name} lies on a missing disk: {p}")
@@ -366,8 +368,8 @@ class Year:
             aside = p["status"] == "uncleanable"
             if aside and topic.damaged is None and not topic.odd:
                 raise WrongError(f"night {self.night}: {name} is uncleanable, and nothing is wrong: {p['problem']}")
-            if aside and said.code != 3:
-                raise WrongError(f"night {self.night}: exit code {said.code}, {name} is uncleanable")
+            if aside and output.code != 3:
+                raise WrongError(f"night {self.night}: exit code {output.code}, {name} is uncleanable")
             if p["generation"] is not None:
                 if topic.damaged is not None and p["next_offset"] > int(topic.damaged[0].stem):
                     raise WrongError(f"night {self.night}: {name} went over a damaged segment: {p}")
@@ -375,17 +377,17 @@ class Year:
                     raise WrongError(f"night {self.night}: {name} is another log, and the run continued: {p}")
                 topic.odd = False
                 topic.next = p["next_offset"]
-                self._check(topic.log, p, self._batches(name, p["generation"], said.report["run_id"]))
+                self._check(topic.log, p, self._batches(name, p["generation"], output.report["run_id"]))
                 made.append(name)
-        if told:
-            raise WrongError(f"night {self.night}: the run speaks of {sorted(told)}, which are not there")
+        if partitions:
+            raise WrongError(f"night {self.night}: the run speaks of {sorted(partitions)}, which are not there")
         return made
 
     def _check(self, log: Log, p: dict[str, Any], batches: Iterable[Any]) -> None:
         """Compare the last record of each key with those that were appended."""
         end = p["first_dirty_offset"]
         live = last_records(log, p["log_start_offset"], end)
-        found: dict[bytes, tuple[int, bytes | None]] = {}
+        newest: dict[bytes, tuple[int, bytes | None]] = {}
         for batch in batches:
             for record in () if batch.control else batch.records:
                 if record.offset < end and record.key is not None and record.offset >= p["log_start_offset"]:
@@ -393,9 +395,9 @@ class Year:
                     if entry.record.value != record.value:
                         raise WrongError(f"night {self.night}: {log.topic} {record} is not {entry.record}")
                     if entry.txn is None or not entry.txn.aborted:
-                        found[record.key] = (record.offset, record.value)
-        if {key: one for key, one in found.items() if one[1] is not None} != live:
-            raise WrongError(f"night {self.night}: {log.topic}: expected {live}, found {found}")
+                        newest[record.key] = (record.offset, record.value)
+        if {key: one for key, one in newest.items() if one[1] is not None} != live:
+            raise WrongError(f"night {self.night}: {log.topic}: expected {live}, found {newest}")
         self.checked += len(live)
 
     def _batches(self, name: str, generation: int, run_id: str) -> Iterator[Any]:
@@ -444,14 +446,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--nights", type=int, default=365)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tables", type=int, default=5, help="topics with a table of `export --latest`")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as root:
-        year = Year(Path(root), given.topics, given.seed, n_tables=given.tables)
+        year = Year(Path(root), options.topics, options.seed, n_tables=options.tables)
         year.begin()
-        for _ in range(given.nights):
+        for _ in range(options.nights):
             year.day()
             year.sleep()
-            if year.night % 30 == 0 or year.night == given.nights:
+            if year.night % 30 == 0 or year.night == options.nights:
                 last = [seconds for seconds, _ in year.seconds[-30:]]
                 files = [p.stat().st_size for p in (year.store / "state").rglob("*") if p.is_file()]
                 print(

@@ -82,8 +82,8 @@ def _binary(rows: np.ndarray) -> pa.Array:
 
 def run_job(log: Log, store: Path, night: int, settings: dict[str, Any]) -> tuple[int, int]:
     """Compact once. Returns bytes read and written, and the bytes of the generation and what waits after it."""
-    given = {"defaults": {"cleanup.policy": "compact"} | settings, "job": {"engine": "threads", "split.by": "none"}}
-    options = CompactOptions(str(log.archive), str(store), now_ms=START_MS + night * DAY, config=parse_config(given))
+    config = {"defaults": {"cleanup.policy": "compact"} | settings, "job": {"engine": "threads", "split.by": "none"}}
+    options = CompactOptions(str(log.archive), str(store), now_ms=START_MS + night * DAY, config=parse_config(config))
     [result] = job.run(options, Silent()).results
     assert result.problem is None, result.problem
     if result.status == "not_due":
@@ -127,9 +127,9 @@ def timed(
     command = [sys.executable, "-m", "lastkey", "compact", str(log.archive), "--store", str(store), *at, "--json"]
     os.sync()  # exclude the writes of the previous step
     begin = time.perf_counter()
-    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=True)
+    completed = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=True)
     seconds = time.perf_counter() - begin
-    [result] = json.loads(done.stdout)["partitions"]
+    [result] = json.loads(completed.stdout)["partitions"]
     return seconds, result
 
 
@@ -188,28 +188,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", action="store_true")
     parser.add_argument("--engines", nargs="+", default=["threads", "spark"])
     parser.add_argument("--segment-bytes", type=int, default=1 << 30)
-    given = parser.parse_args(arguments)
-    if given.seconds:
-        for engine in given.engines:
+    options = parser.parse_args(arguments)
+    if options.seconds:
+        for engine in options.engines:
             with tempfile.TemporaryDirectory() as root:
-                size = given.segment_bytes
+                size = options.segment_bytes
                 seconds_of_nights(
-                    Path(root), engine, given.keys, given.value_bytes, size, given.nights, given.min_yield
+                    Path(root), engine, options.keys, options.value_bytes, size, options.nights, options.min_yield
                 )
         return
     print("| updates | rule | job: I/O | space | simulated: I/O | space | job / simulated |")
     print("|---|---|---|---|---|---|---|")
-    for draw in given.draws:
-        for ratio, min_yield in itertools.product(given.ratios, (given.min_yield, None)):
+    for draw in options.draws:
+        for ratio, min_yield in itertools.product(options.ratios, (options.min_yield, None)):
             schedule = {"compaction.schedule": "yield", "compaction.min.yield": min_yield} if min_yield else {}
             settings = {"min.cleanable.dirty.ratio": ratio} | schedule
             with tempfile.TemporaryDirectory() as root:
-                io, space = nights(Path(root), draw, given.keys, given.value_bytes, given.nights, settings)
-            rule = Rule(ratio, min_yield, given.keys * RECORD // SEGMENTS)
-            said = simulate(DRAWS[draw](np.random.default_rng(SEED), given.keys), given.keys, rule, given.nights)
-            name, share = f"{'yield' if min_yield else 'full'}, ratio {ratio:g}", io / said.io
+                io, space = nights(Path(root), draw, options.keys, options.value_bytes, options.nights, settings)
+            rule = Rule(ratio, min_yield, options.keys * RECORD // SEGMENTS)
+            result = simulate(
+                DRAWS[draw](np.random.default_rng(SEED), options.keys), options.keys, rule, options.nights
+            )
+            name, share = f"{'yield' if min_yield else 'full'}, ratio {ratio:g}", io / result.io
             print(
-                f"| {draw} | {name} | {io:.2f} | {space:.3f} | {said.io:.2f} | {said.space:.3f} | {share:.3f} |",
+                f"| {draw} | {name} | {io:.2f} | {space:.3f} | {result.io:.2f} | {result.space:.3f} | {share:.3f} |",
                 flush=True,
             )
 

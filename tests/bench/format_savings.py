@@ -71,8 +71,8 @@ def measure_formats(task: FormatTask) -> FormatSavings:
         else:
             stayed += done
     rows = (
-        FormatBytes(CODEC_NAMES[codec], BATCH_SIZES[at], int(found[0]), int(found[1]), tuple(found[2:].tolist()))
-        for (codec, at), found in sorted(sums.items())
+        FormatBytes(CODEC_NAMES[codec], BATCH_SIZES[at], int(counts[0]), int(counts[1]), tuple(counts[2:].tolist()))
+        for (codec, at), counts in sorted(sums.items())
     )
     return FormatSavings(tuple(rows), stayed, problem)
 
@@ -84,8 +84,8 @@ def merged(parts: Iterable[FormatSavings]) -> FormatSavings:
     for part in parts:
         stayed += part.stayed
         for row in part.rows:
-            key, found = (row.codec, row.from_records), np.array([row.batches, row.records, *row.bytes])
-            sums[key] = sums.get(key, 0) + found
+            key, rows_of_sums = (row.codec, row.from_records), np.array([row.batches, row.records, *row.bytes])
+            sums[key] = sums.get(key, 0) + rows_of_sums
     order = sorted(sums.items(), key=lambda item: (CODEC_NAMES.index(item[0][0]), item[0][1]))
     rows = (FormatBytes(*key, int(s[0]), int(s[1]), tuple(s[2:].tolist())) for key, s in order)
     return FormatSavings(tuple(rows), stayed)
@@ -114,10 +114,10 @@ def _add(sums: dict[tuple[int, int], NDArray[np.int64]], run: Run, sizes: NDArra
     headers = np.empty(len(which), np.int64)
     kernels.header_sizes(run.batches, headers)
     headers = headers[which]
-    found = np.empty((len(n), 2 + len(CHANGES) + 1), np.int64)
-    found[:, 0], found[:, 1] = 1, n
-    found[:, 2] = BATCH_OVERHEAD + _stored(_bodies(run), codecs)
-    found[:, 3] = headers + found[:, 2] - BATCH_OVERHEAD
+    counts = np.empty((len(n), 2 + len(CHANGES) + 1), np.int64)
+    counts[:, 0], counts[:, 1] = 1, n
+    counts[:, 2] = BATCH_OVERHEAD + _stored(_bodies(run), codecs)
+    counts[:, 3] = headers + counts[:, 2] - BATCH_OVERHEAD
     room = np.empty(int((run.bodies["end"] - run.bodies["start"])[which].sum() + 10 * n.sum()), np.uint8)
     ends = np.empty(len(which), np.int64)
     for column, step in enumerate((kernels.NO_ATTRIBUTES, kernels.NO_LENGTH, kernels.STEPS), 4):
@@ -125,12 +125,12 @@ def _add(sums: dict[tuple[int, int], NDArray[np.int64]], run: Run, sizes: NDArra
         of = ends[which]
         starts = np.concatenate([[0], of[:-1]])
         encoded = (room[a:b] for a, b in zip(starts.tolist(), of.tolist(), strict=True))
-        found[:, column] = headers + _stored(encoded, codecs)
-    found[:, -1] = sizes[which]
+        counts[:, column] = headers + _stored(encoded, codecs)
+    counts[:, -1] = sizes[which]
     sizes_at = np.searchsorted(BATCH_SIZES, np.maximum(n, 1), "right") - 1
     for codec in np.unique(codecs).tolist():
         for at in np.unique(sizes_at[codecs == codec]).tolist():
-            total = found[(codecs == codec) & (sizes_at == at)].sum(axis=0)
+            total = counts[(codecs == codec) & (sizes_at == at)].sum(axis=0)
             sums[codec, at] = sums.get((codec, at), 0) + total
 
 

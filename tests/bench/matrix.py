@@ -64,7 +64,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Words for the command line, tables and plots."""
+        """Name for the command line, tables and plots."""
         batches = "1-record" if self.one_record else "full"
         kept = f"{self.survivors:.0%}"
         return f"{self.codec}/{self.value_bytes}B/{kept}/{self.partitions}p/{batches}/{self.megabytes}MB"
@@ -126,24 +126,24 @@ def measure(cell: Cell, work: Path, repeat: int, ours: Seconds, whole: Callable[
         singles[-1].mkdir(parents=True)
         (singles[-1] / folder.name).symlink_to(folder)
     ours(singles[0], work)  # page cache, compiled kernels
-    found: dict[str, list[float]] = {"kafka": [], "work": [], "threads": [], "spark": [], "floor": [], "library": []}
+    timings: dict[str, list[float]] = {"kafka": [], "work": [], "threads": [], "spark": [], "floor": [], "library": []}
     peaks: dict[str, int] = {}
     with KafkaCleaners(min(CORES, cell.partitions)) as kafkas:
         for i in range(repeat + 1):  # the first time compiles Java's code
             seconds = kafkas.clean(archive, work / "kafka")
             if i:
-                found["kafka"].append(seconds)
+                timings["kafka"].append(seconds)
                 settle(work, size)
-                found["work"].append(sum(ours(one, work) for one in singles))
+                timings["work"].append(sum(ours(single, work) for single in singles))
     for _ in range(repeat):
         for engine in ("threads", "spark"):
-            told = whole(archive, work, engine)
-            found[engine].append(told["seconds"])
-            peaks[engine] = max(peaks.get(engine, 0), told["peak_memory_bytes"])
-        found["floor"].append(floor(archive, work, told["bytes_after"]))
-        found["library"].append(time_library(archive, cell))
-    return asdict(cell) | {key: statistics.median(value) for key, value in found.items()} | {
-        "name": cell.name, "each": found, "log_bytes": size, "left_bytes": told["bytes_after"], "peaks": peaks,
+            report = whole(archive, work, engine)
+            timings[engine].append(report["seconds"])
+            peaks[engine] = max(peaks.get(engine, 0), report["peak_memory_bytes"])
+        timings["floor"].append(floor(archive, work, report["bytes_after"]))
+        timings["library"].append(time_library(archive, cell))
+    return asdict(cell) | {key: statistics.median(value) for key, value in timings.items()} | {
+        "name": cell.name, "each": timings, "log_bytes": size, "left_bytes": report["bytes_after"], "peaks": peaks,
         "repeat": repeat, "cores": CORES, "machine": processor(), "load": load, "commit": commit(),
         "at": datetime.now(UTC).isoformat(timespec="minutes"),
     }  # fmt: skip
@@ -183,7 +183,7 @@ class KafkaCleaners:
 
         def part(i: int) -> float:
             rounds = self._jvms[i].call("clean", logs=specs[i :: len(self._jvms)])
-            return sum(float(one["seconds"]) for one in rounds)
+            return sum(float(run["seconds"]) for run in rounds)
 
         with ThreadPoolExecutor(len(self._jvms)) as pool:
             slowest = max(pool.map(part, range(len(self._jvms))))

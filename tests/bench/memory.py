@@ -38,10 +38,10 @@ def _tree(pid: int) -> list[int]:
         except OSError:
             continue
         parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found = [pid]
-    for one in found:
-        found += parents.get(one, [])
-    return found
+    processes = [pid]
+    for process in processes:
+        processes += parents.get(process, [])
+    return processes
 
 
 def _pss(pid: int) -> int:

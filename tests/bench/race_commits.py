@@ -1,11 +1,13 @@
-"""Several processes commit to one store at once, round by round; what each said is compared with the history.
+"""Several processes commit to one store concurrently, round by round; each reported outcome is compared with the
+history.
 
     python -m tests.bench.race_commits STORE --writers 8 --rounds 50 --kill 3 --seed 1
     python -m tests.bench.race_commits s3://bucket/race --lose 3      # through a proxy before AWS_ENDPOINT_URL
 
-In a round all read the state, wait for each other, and commit a generation of partition 0, which one of them gets, and
-then one of a partition of their own, which each gets. With `--kill n` one of them is killed at any moment of every n-th
-round, and another takes its place; with `--lose n` every n-th commit's response is lost, of any writer.
+In a round all writers read the state, wait for each other, and commit a generation of partition 0, which only one
+succeeds in. Then each commits a generation of its own partition, and all succeed. With `--kill n` one of them is killed
+at any moment of every n-th round, and another takes its place; with `--lose n` every n-th commit's response is lost, of
+any writer.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ TOPIC = "t"
 
 @dataclass
 class Race:
-    """Result of a race: what each run's writer said of it (done, conflict, unsure, error); nothing for a killed one."""
+    """Result of a race: the outcome that each run's writer reported (done, conflict, unsure, error); none for a killed
+    writer.
+    """
 
     said: dict[str, str] = field(default_factory=dict)
     tried: dict[str, int] = field(default_factory=dict)  # run id -> partition
@@ -71,7 +75,7 @@ def race(store: str, writers: int, rounds: int, *, kill: int = 0, seed: int = 0)
             for seat in seats:
                 seat.send("go")
             if kill and number % kill == kill - 1:
-                time.sleep(chance.uniform(0, 1.5))  # no moment is better than another: that is what is tested
+                time.sleep(chance.uniform(0, 1.5))  # the moment is random: the test covers any moment
                 seats[chance.randrange(writers)].kill()
             for seat in seats:
                 seat.finish(out)
@@ -88,9 +92,9 @@ def _check(state: State, out: Race, writers: int) -> None:
     for (_, partition), chain in histories.items():
         assert [run.generation_after for run in chain] == list(range(len(chain), 0, -1)), partition
         assert {out.tried[run.run_id] for run in chain} == {partition}
-    done = {run_id for run_id, said in out.said.items() if said == "done"}
+    done = {run_id for run_id, outcome in out.said.items() if outcome == "done"}
     assert done <= set(winners), f"said to be done, and lost: {done - set(winners)}"
-    refused = {run_id for run_id, said in out.said.items() if said == "conflict"}
+    refused = {run_id for run_id, outcome in out.said.items() if outcome == "conflict"}
     assert not refused & set(winners), f"said to be refused, and made: {refused & set(winners)}"
     assert all(partition == 0 for run_id, partition in out.tried.items() if run_id in refused)
     assert len(histories) <= writers + 1
@@ -109,7 +113,7 @@ def _check(state: State, out: Race, writers: int) -> None:
 
 
 class _Seat:
-    """Seat of a writer, and of the one that takes its place after it was killed."""
+    """Slot of a writer, and of its replacement after a kill."""
 
     def __init__(self, store: str, number: int) -> None:
         self.store, self.number = store, number
@@ -136,19 +140,19 @@ class _Seat:
             self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self.killed = False
         self.send("read")
-        found = self._read()
-        assert found is not None, "a writer ended by itself"
-        return dict(found)
+        answer = self._read()
+        assert answer is not None, "a writer ended by itself"
+        return dict(answer)
 
     def finish(self, out: Race) -> None:
         for _ in range(2):
-            found = self._read()
-            if found is None:
+            answer = self._read()
+            if answer is None:
                 assert self.killed, "a writer ended by itself"
                 return
-            out.said[found["run_id"]] = found["said"]
-            if found["said"] == "error":
-                out.errors.append(found["text"])
+            out.said[answer["run_id"]] = answer["said"]
+            if answer["said"] == "error":
+                out.errors.append(answer["text"])
 
     def kill(self) -> None:
         assert self.process is not None and self.process.stdin is not None
@@ -179,21 +183,21 @@ def write(store: str, number: int, orders: IO[str]) -> None:
         _say({wave.checkpoint.run_id: wave.key[1] for wave in waves})
         orders.readline()
         for wave in waves:
-            said, text = "done", ""
+            outcome, text = "done", ""
             try:
                 for row in wave.segments:
                     _put(state, row.path)
                 writing.commit_wave(state, [wave], partial(_there, state, wave))
             except ConflictError:
-                said = "conflict"
+                outcome = "conflict"
             except (DeltaError, OSError, MachineError, AssertionError) as error:
                 if isinstance(error, MachineError) and error.kind is UNSURE_COMMIT:
-                    said = "unsure"
+                    outcome = "unsure"
                 elif isinstance(error, MachineError) and not isinstance(error, StorageError):
                     raise
                 else:
-                    said, text = "error", f"{type(error).__name__}: {error}"
-            _say({"run_id": wave.checkpoint.run_id, "said": said, "text": text})
+                    outcome, text = "error", f"{type(error).__name__}: {error}"
+            _say({"run_id": wave.checkpoint.run_id, "said": outcome, "text": text})
 
 
 def _say(what: object) -> None:
@@ -248,14 +252,14 @@ def main() -> None:
     for name in ("--writers", "--rounds", "--kill", "--lose", "--seed"):
         parser.add_argument(name, type=int, default={"--writers": 4, "--rounds": 50}.get(name, 0))
     parser.add_argument("--writer", type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.writer is not None:
-        write(given.store, given.writer, sys.stdin)
+    arguments = parser.parse_args()
+    if arguments.writer is not None:
+        write(arguments.store, arguments.writer, sys.stdin)
         return
-    store = f"{given.store.rstrip('/')}/{uuid.uuid4().hex[:8]}"
-    with losing(given.lose) as lost:
-        out = race(store, given.writers, given.rounds, kill=given.kill, seed=given.seed)
-    print(f"{store}: {given.writers} writers, {given.rounds} rounds: {out.to_text()}; {len(lost)} answers lost")
+    store = f"{arguments.store.rstrip('/')}/{uuid.uuid4().hex[:8]}"
+    with losing(arguments.lose) as lost:
+        out = race(store, arguments.writers, arguments.rounds, kill=arguments.kill, seed=arguments.seed)
+    print(f"{store}: {arguments.writers} writers, {arguments.rounds} rounds: {out.to_text()}; {len(lost)} answers lost")
 
 
 if __name__ == "__main__":

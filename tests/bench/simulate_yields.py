@@ -8,9 +8,9 @@ Counted as Lastkey's job counts, for both rules: new bytes are read twice (scan 
 is written and read back; a run that takes the whole log reads clean segments twice too. A run by yield reads a segment
 once, because its facts spare the scan. For comparison, Kafka's own cleaner (`kafka`): it reads new bytes twice and
 clean ones once, checks nothing and reads nothing back. Filters and key files are counted for runs by yield: 2 bytes a
-record and 0.5 % of the segment read for each segment, as much written with each new one, 16 bytes written for each
-distinct new key, and read once in a run that rewrites any segment, for all runs that the least recently cleaned of
-those segments has not seen.
+record and 0.5 % of the segment read for each segment, and as much written with each new segment. 16 bytes are written
+for each distinct new key. A run that rewrites a segment reads them once, for all runs since the least recently cleaned
+of its segments.
 
 Space is the mean, over the nights, of all bytes after the night's run, new ones that wait included, divided by the live
 ones. Ours is swept by the dirty ratio and the least yield, the broker's by its dirty ratio, each over whole cycles.
@@ -125,20 +125,20 @@ def simulate(night: Night, keys: int, rule: Rule, nights: int = NIGHTS, skip: in
             np.append(a, b) for a, b in ((alive - died, len(distinct)), (records, len(distinct)), (applied, tonight))
         )
         output, unread = np.append(chosen.output, -1), np.append(unread, 0.0)
-        taken = output >= 0
-        reads, older = rule.reads_of_all if whole else READS, records[:-1][taken[:-1]]
+        selected = output >= 0
+        reads, older = rule.reads_of_all if whole else READS, records[:-1][selected[:-1]]
         key_files[tonight] = 0.0 if whole else HASH_BYTES * len(distinct)
         io[tonight - 1] = (
             (READS_OF_NEW * arrived + rule.writes * len(distinct)) * RECORD,
-            (reads * older.sum() + rule.writes * alive[:-1][taken[:-1]].sum()) * RECORD,
-            0.0 if whole else (FILTER_BYTES + FACTS_SHARE * RECORD) * (records.sum() + alive[taken].sum()),
-            key_files[tonight] + unread[taken].max(initial=0.0),
+            (reads * older.sum() + rule.writes * alive[:-1][selected[:-1]].sum()) * RECORD,
+            0.0 if whole else (FILTER_BYTES + FACTS_SHARE * RECORD) * (records.sum() + alive[selected].sum()),
+            key_files[tonight] + unread[selected].max(initial=0.0),
         )
         # segments that share an output become one, in the place of the first of them
         begins = np.flatnonzero(np.append(True, (output[1:] < 0) | (output[1:] != output[:-1])))
         last = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(output)))).astype(np.int32)[last]
-        applied = np.maximum.reduceat(np.where(taken, tonight, applied), begins)
-        records = np.add.reduceat(np.where(taken, alive, records), begins)
+        applied = np.maximum.reduceat(np.where(selected, tonight, applied), begins)
+        records = np.add.reduceat(np.where(selected, alive, records), begins)
         dead = records - np.bincount(last, minlength=len(records))
         space[tonight - 1], most = records.sum(), max(most, len(records))
     runs = np.flatnonzero(io[:, 0])
@@ -159,13 +159,13 @@ def broker(draw: Draw, keys: int, *, kafka: bool = False) -> np.ndarray:
     kafka: as Kafka's own cleaner reads and writes; else as Lastkey does in a run that cleans everything.
     """
     how = {"reads_of_all": 1, "writes": 1} if kafka else {}
-    found = []
+    rounds = []
     for period in PERIODS:
         ratio = period * NEW / (1 + period * NEW)  # dirty ratio after so many runs were not due
         rule = Rule(ratio * 0.999, None, keys * RECORD // SEGMENTS, **how)
         measured = simulate(draw(np.random.default_rng(SEED), keys), keys, rule, NIGHTS // period * period)
-        found.append((measured.space, measured.io))
-    return np.array(found)
+        rounds.append((measured.space, measured.io))
+    return np.array(rounds)
 
 
 def main() -> None:
@@ -173,10 +173,10 @@ def main() -> None:
     parser.add_argument("--keys", type=int, nargs="+", default=[400_000])
     parser.add_argument("--draws", nargs="+", choices=DRAWS, default=list(DRAWS))
     parser.add_argument("--settled", action="store_true")
-    given = parser.parse_args()
-    for keys in given.keys:
-        for draw in (DRAWS[name] for name in given.draws):
-            for skip in (0, NIGHTS) if given.settled else (0,):
+    arguments = parser.parse_args()
+    for keys in arguments.keys:
+        for draw in (DRAWS[name] for name in arguments.draws):
+            for skip in (0, NIGHTS) if arguments.settled else (0,):
                 compare(draw, keys, skip)
 
 
@@ -190,14 +190,14 @@ def compare(draw: Draw, keys: int, skip: int) -> None:
     )
     print("|" + "---|" * 13)
     for ratio, min_yield in itertools.product(RATIOS, MIN_YIELDS):
-        found = ours(draw, keys, ratio, min_yield, skip)
-        if found.space > curve[-1, 0]:
+        measured = ours(draw, keys, ratio, min_yield, skip)
+        if measured.space > curve[-1, 0]:
             continue
-        theirs, of_kafka = (float(np.interp(found.space, *one.T)) for one in (curve, kafka))
-        parts = " | ".join(f"{part:.2f}" for part in found.parts)
+        theirs, of_kafka = (float(np.interp(measured.space, *result.T)) for result in (curve, kafka))
+        parts = " | ".join(f"{part:.2f}" for part in measured.parts)
         print(
-            f"| {ratio:g} | {min_yield:g} | {found.space:.3f} | {found.io:.2f} | {parts} | {found.segments} "
-            f"| {theirs:.2f} | {found.io / theirs:.2f} | {of_kafka:.2f} | {found.io / of_kafka:.2f} |",
+            f"| {ratio:g} | {min_yield:g} | {measured.space:.3f} | {measured.io:.2f} | {parts} | {measured.segments} "
+            f"| {theirs:.2f} | {measured.io / theirs:.2f} | {of_kafka:.2f} | {measured.io / of_kafka:.2f} |",
             flush=True,
         )
 

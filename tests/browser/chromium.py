@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by Selenium: pages from files, at a width, light or dark, and what it complained of."""
+"""A headless Chromium, driven by Selenium: pages from files, at a width, light or dark, with console messages."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def found_or_installed() -> tuple[str, str]:
     paths = shutil.which("chromium"), shutil.which("chromedriver")
     if None in paths and os.geteuid() == 0 and shutil.which("apt-get"):
         for command in ("apt-get update -q", INSTALL):
-            done = subprocess.run(
+            completed = subprocess.run(
                 command.split(), env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, stdin=subprocess.DEVNULL,
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
-            assert done.returncode == 0, f"{command}: {done.stdout[-1000:]}{done.stderr[-1000:]}"
+            assert completed.returncode == 0, f"{command}: {completed.stdout[-1000:]}{completed.stderr[-1000:]}"
         paths = shutil.which("chromium"), shutil.which("chromedriver")
     if paths[0] is None or paths[1] is None:
         raise FileNotFoundError(f"these tests need Chromium and its driver: {INSTALL}")

@@ -29,8 +29,8 @@ class Alone(InTurn):
 
 def audit(archive: Path, audits: Path | str, gaps: str | None = None, cuts: Cuts = None) -> Gathered:
     state, config = open_state(str(audits)), Config(overrides={} if gaps is None else {"gaps": gaps})
-    asked = ReadSettings(config, audit_secret(state), cuts=lambda _: cuts)
-    return gather(state, [archive_source(str(archive), EVERY_TOPIC)], asked, Alone(), Silent())  # type: ignore[arg-type]
+    read_settings = ReadSettings(config, audit_secret(state), cuts=lambda _: cuts)
+    return gather(state, [archive_source(str(archive), EVERY_TOPIC)], read_settings, Alone(), Silent())  # type: ignore[arg-type]
 
 
 def seen(audits: Path | str, found: Gathered) -> Seen:

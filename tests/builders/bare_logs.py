@@ -41,7 +41,7 @@ def copy_logs(logs, target):
             shutil.copy2(path, target / log.name)
     starts = [(*log.name.rsplit("-", 1), log.log_start) for log in logs if log.log_start]
     if starts:
-        lines = [" ".join(map(str, one)) for one in starts]
+        lines = [" ".join(map(str, start)) for start in starts]
         (target / "log-start-offset-checkpoint").write_text("\n".join(["0", str(len(lines)), *lines, ""]))
 
 
@@ -61,7 +61,7 @@ def side_files(folder):
 
 def differences(theirs, ours, *, clock_ms=None, all_snapshots=True):
     """Return the names of side files that differ, and how. clock_ms: time at which a broker dropped idle producers."""
-    found = []
+    messages = []
     kafka, mine = side_files(theirs), side_files(ours)
     if clock_ms is not None:
         name = "leader-epoch-checkpoint"
@@ -71,20 +71,20 @@ def differences(theirs, ours, *, clock_ms=None, all_snapshots=True):
     for name in sorted(kafka.keys() | mine.keys()):
         if name not in mine:
             if kafka[name] or name.endswith("index"):
-                found.append(f"{theirs.name}/{name}: only Kafka's")
+                messages.append(f"{theirs.name}/{name}: only Kafka's")
         elif name not in kafka:
             if not name.endswith(".snapshot") or all_snapshots:
-                found.append(f"{theirs.name}/{name}: only ours")
+                messages.append(f"{theirs.name}/{name}: only ours")
         elif name.endswith(".snapshot"):
             left, right = producer_snapshot.read(kafka[name], name), producer_snapshot.read(mine[name], name)
             if clock_ms is not None:
                 idle = (right["current_txn_first_offset"] < 0) & (clock_ms - right["timestamp"] >= EXPIRATION_MS)
                 right = right[~idle | np.isin(right["producer_id"], left["producer_id"])]
             if not producer_snapshot.same_entries(left, right):
-                found.append(f"{theirs.name}/{name}: {left} and {right}")
+                messages.append(f"{theirs.name}/{name}: {left} and {right}")
         elif kafka[name] != mine[name]:
-            found.append(f"{theirs.name}/{name}: {len(kafka[name])} and {len(mine[name])} bytes that differ")
-    return found
+            messages.append(f"{theirs.name}/{name}: {len(kafka[name])} and {len(mine[name])} bytes that differ")
+    return messages
 
 
 def without_its_own_epoch(folder, kafkas, ours):

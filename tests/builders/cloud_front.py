@@ -40,11 +40,11 @@ _MOVE: Final = re.compile(rb"^POST \S*?(/storage/v1/b/([^/\s]+)/o/[^/\s]+)/moveT
 
 def _from_a_name_on(path: str, answer: bytes) -> bytes:
     """Return a listing without the names before the one at which it should begin."""
-    asked = parse_qs(urlsplit(path).query)
-    if "startFrom" in asked:
-        first, entry = asked["startFrom"][0], rb"<Blob><Name>([^<]*)</Name>.*?</Blob>"
-    elif "start-after" in asked:
-        first, entry = f"{asked['start-after'][0]}\0", rb"<Contents>\s*<Key>([^<]*)</Key>.*?</Contents>"
+    query = parse_qs(urlsplit(path).query)
+    if "startFrom" in query:
+        first, entry = query["startFrom"][0], rb"<Blob><Name>([^<]*)</Name>.*?</Blob>"
+    elif "start-after" in query:
+        first, entry = f"{query['start-after'][0]}\0", rb"<Contents>\s*<Key>([^<]*)</Key>.*?</Contents>"
     else:
         return answer
     return re.sub(entry, lambda found: b"" if found[1].decode() < first else found[0], answer, flags=re.DOTALL)
@@ -52,9 +52,9 @@ def _from_a_name_on(path: str, answer: bytes) -> bytes:
 
 def _copies_for_moves(path: str, body: bytes) -> tuple[list[str], str, bytes]:
     """Return the objects that a POST, or a batch in its body, moves; its path and its body that copy them."""
-    asked = _MOVE.sub(rb"POST \1/copyTo/b/\2/", line := f"POST {path}".encode())
-    sources = [found[1].decode() for found in _MOVE.finditer(line + b"\n" + body)]
-    return sources, asked.decode().removeprefix("POST "), _MOVE.sub(rb"POST \1/copyTo/b/\2/", body)
+    request = _MOVE.sub(rb"POST \1/copyTo/b/\2/", line := f"POST {path}".encode())
+    sources = [match[1].decode() for match in _MOVE.finditer(line + b"\n" + body)]
+    return sources, request.decode().removeprefix("POST "), _MOVE.sub(rb"POST \1/copyTo/b/\2/", body)
 
 
 def _result(name: str, **tags: str) -> bytes:

@@ -127,9 +127,9 @@ def _front(port: int) -> Iterator[int]:
 
 def free_port() -> int:
     """Return a port of the loopback that is free now. Neither server can choose and report a port itself."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -152,8 +152,8 @@ def _listens(port: int) -> bool:
 
 
 def _run(*command: str, **variables: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr[-3000:]}"
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    assert completed.returncode == 0, f"{' '.join(command)}: {completed.stderr[-3000:]}"
 
 
 def _folder() -> Path:

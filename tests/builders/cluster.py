@@ -1,7 +1,7 @@
 """A standalone cluster of pyspark's own jars on the loopback: a master and workers, as a user of their own.
 
-A node has its own Spark, Python and folder, of links to (or copies of) those that run the tests, so that the user need
-not be able to read these. Where the tests run as root, the user is `nobody`; a driver is `nobody` too, as on a cluster
+A node has its own Spark, Python and folder: links to those of the tests, or copies. So the user of the node needs no
+access to the originals. Where the tests run as root, the user is `nobody`; a driver is `nobody` too, as on a cluster
 whose files belong to one user, but may read everything (CAP_DAC_OVERRIDE). Where they run as somebody else, that is the
 user of all, and only the paths differ.
 """
@@ -91,7 +91,7 @@ def make_node() -> Node:
 
 
 def link(source: Path | str, target: Path | str) -> None:
-    """Give a file a second name, or copy it to another disk."""
+    """Hard-link a file, or copy it to another disk."""
     try:
         os.link(os.path.realpath(source), target)
     except OSError:  # on another disk
@@ -100,14 +100,14 @@ def link(source: Path | str, target: Path | str) -> None:
 
 @contextmanager
 def daemon(command: Sequence[str], folder: Path, environment: dict[str, str], ready: str) -> Iterator[tuple[str, int]]:
-    """Start a process of Spark's; yield what it says when it is ready, and its id."""
+    """Start a process of Spark; yield its ready message and its id."""
     with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            said = (re.search(ready, line) for line in process.stderr)
-            found = next(filter(None, said), None)
-            assert found is not None, f"{command} ended"
-            yield found[1], process.pid
+            matches = (re.search(ready, line) for line in process.stderr)
+            address = next(filter(None, matches), None)
+            assert address is not None, f"{command} ended"
+            yield address[1], process.pid
         finally:
             process.terminate()
 

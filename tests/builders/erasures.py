@@ -86,7 +86,7 @@ class Erasures:
         return report
 
     def bound(self, keys: Iterable[bytes]) -> None:
-        """Note that all records of these keys are gone from the log that the archive holds."""
+        """Record that all records of these keys are erased from the archive's log."""
         if erased := dict.fromkeys(keys, self.end()):
             self.bounds.setdefault(format_uuid(self.topic_id), {}).update(erased)
 
@@ -124,8 +124,8 @@ class Erasures:
         lost = wanted - {r.offset for r in held}
         return f"lost {[existing[offset] for offset in sorted(lost)]}" if lost else ""
 
-    def gone_keys(self) -> set[bytes]:
-        """Return the keys of which nothing may be anywhere in the store: erased, and written since to no log."""
+    def absent_keys(self) -> set[bytes]:
+        """Return the keys that the store must not contain: erased keys that were not written again to any log."""
         last = {r.key: r.offset for r in self.archived()}
         erased = [one for logs in self.bounds.values() for one in logs.items()]
         return {key for key, _ in erased} - {key for key, until in erased if last.get(key, -1) >= until}
@@ -153,12 +153,14 @@ def verified(world: Erasures) -> list[Any]:
 def erasure_rows(store: Path) -> list[dict[str, Any]]:
     """Return what cleaner_runs keeps of each erasure and check that searched, oldest first, with its job."""
     rows = [row | json.loads(row["figures"]) for row in rows_of_runs(store) if row["topic"] is None]
-    told = sorted((row for row in rows if "erasure" in row), key=lambda row: row["ended_ms"])
-    return [row["erasure"] | {"job": row["job"]} for row in told]
+    erasures = sorted((row for row in rows if "erasure" in row), key=lambda row: row["ended_ms"])
+    return [row["erasure"] | {"job": row["job"]} for row in erasures]
 
 
 def erased_from(store: Path) -> list[tuple[Any, ...]]:
-    """Return what went, from rows of cleaner_runs: partition, generation before and after, bounds, records, offsets."""
+    """Return the erased records by rows of cleaner_runs: partition, generation before and after, bounds, records,
+    offsets.
+    """
     rows = [row for row in rows_of_runs(store) if row["topic"] is not None and row["dropped_erased"]]
     return sorted(
         (
@@ -191,12 +193,12 @@ def _records(data: bytes) -> Iterator[Record]:
 
 def find_keys(keys: Iterable[bytes], folder: Path) -> list[tuple[str, bytes]]:
     """Return the files below a folder with any of the keys in their bytes, decompressed: logs, Parquet, all others."""
-    found = []
+    matches = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         texts = [path.read_bytes(), str(path.relative_to(folder)).encode()]
         if path.suffix == ".log":
             texts += [part for r in read_records([path]) for part in (r.key, r.value) if part]
         elif path.suffix == ".parquet":
             texts += [str(row).encode() for row in pq.read_table(path).to_pylist()]
-        found += [(str(path.relative_to(folder)), key) for key in keys if any(key in text for text in texts)]
-    return found
+        matches += [(str(path.relative_to(folder)), key) for key in keys if any(key in text for text in texts)]
+    return matches

@@ -137,10 +137,10 @@ def happened(folder: Path) -> list[int]:
 
 def install_from_environment() -> None:
     """Install the faults of the environment for good, in a child: `sitecustomize` calls this."""
-    said = os.environ.get(VARIABLE)
-    if not said:
+    text = os.environ.get(VARIABLE)
+    if not text:
         return
-    report = json.loads(said)
+    report = json.loads(text)
     locations.pafs = SimpleNamespace(LocalFileSystem=_Local, FileSystem=_FromUri)
     _hook_once()
     _state.plan = _Plan(Path(report["folder"]), [_from_json(fault) for fault in report["faults"]])
@@ -161,10 +161,10 @@ def _to_json(fault: Fault) -> dict[str, Any]:
     return out
 
 
-def _from_json(told: dict[str, Any]) -> Fault:
-    replace, flip = told.pop("replace"), told.pop("flip")
+def _from_json(fields: dict[str, Any]) -> Fault:
+    replace, flip = fields.pop("replace"), fields.pop("flip")
     data = None if replace is None else base64.b64decode(replace)
-    return Fault(**told, replace=data, flip=None if flip is None else tuple(flip))
+    return Fault(**fields, replace=data, flip=None if flip is None else tuple(flip))
 
 
 def _size(path: Path) -> int:
@@ -381,8 +381,8 @@ class _Regular(_RealRegular):
 class _FromUri:
     @staticmethod
     def from_uri(uri: str) -> tuple[Any, str]:
-        found, path = pafs.FileSystem.from_uri(uri)
-        return (_Local() if isinstance(found, pafs.LocalFileSystem) else found), path
+        resolved, path = pafs.FileSystem.from_uri(uri)
+        return (_Local() if isinstance(resolved, pafs.LocalFileSystem) else resolved), path
 
 
 class _File:

@@ -191,7 +191,7 @@ def load(
     aborted: tuple[AbortedTxn, ...] | None = None,
     producers: State | None = None,
 ) -> Log:
-    """Return what a broker knows after it loaded these segments: from the files alone, or with what lay beside them."""
+    """Return a broker's state after loading these segments: from the logs alone, or with their side files."""
     state = State()
     replayed = replay([b for s in segments for b in s.batches], state)
     return Log(

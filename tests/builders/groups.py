@@ -39,9 +39,9 @@ def commit_value(offset: int, version: int = 3, metadata: str = "", topic_id: by
     return out
 
 
-def group_record(group: str, record_type: int, *, gone: bool = False) -> Row:
+def group_record(group: str, record_type: int, *, is_tombstone: bool = False) -> Row:
     """Return the record of a group's type, whose value no audit reads, or its tombstone."""
-    return Row(struct.pack(">h", record_type) + text(group), None if gone else b"\0\3?")
+    return Row(struct.pack(">h", record_type) + text(group), None if is_tombstone else b"\0\3?")
 
 
 def commit(group: str, topic: str, partition: int, offset: int | None, **options: Any) -> Row:

@@ -11,8 +11,8 @@ class KeptAlive(BaseHTTPRequestHandler):
     """Requests of a connection that stays, each answered in one piece; nothing is logged.
 
     "100 Continue" comes only before a body, which the client then sends first: so never in one piece with the answer.
-    A server may say it to others too (RFC 9110, 10.1.1), but pyarrow's library for Azure, which sends every PUT so,
-    ends the process then if the answer is an error: it reads the body from the wrong byte on.
+    A server may send it to other clients too (RFC 9110, 10.1.1). But pyarrow's library for Azure sends every PUT so,
+    and then ends the process if the response is an error: it reads the body from the wrong byte on.
     """
 
     protocol_version = "HTTP/1.1"
@@ -27,7 +27,7 @@ class KeptAlive(BaseHTTPRequestHandler):
         return True
 
     def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def read_body(headers: Mapping[str, str], stream: BinaryIO) -> bytes:

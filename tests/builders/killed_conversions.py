@@ -41,11 +41,11 @@ def killed_runs(archive: Path, work: Path, seed: int, cases: int) -> None:
         output = work / f"case{case}"
         for _ in range(2):
             killed += in_child(archive, output, draw.randint(1, moments)) < 0
-            found = read_tree(output) if output.exists() else {}
-            for one in list_archive(open_root(str(output)), lambda _: True).partitions.values() if found else ():
+            files = read_tree(output) if output.exists() else {}
+            for one in list_archive(open_root(str(output)), lambda _: True).partitions.values() if files else ():
                 whole = {path: data for path, data in expected.items() if path.startswith(f"{one.path}/")}
-                assert {path: data for path, data in found.items() if path.startswith(f"{one.path}/")} == whole
-            if not any(path.endswith(".part") for path in found) and len(found) == len(expected):
+                assert {path: data for path, data in files.items() if path.startswith(f"{one.path}/")} == whole
+            if not any(path.endswith(".part") for path in files) and len(files) == len(expected):
                 break  # it ended before that moment
         else:
             kept += sum(p.kept for p in run(archive, output).partitions)
@@ -70,11 +70,11 @@ def in_child(archive: Path, output: Path, moment: int | None) -> int:
         os.write(write, b"%d" % passed[0])
         os._exit(code)
     os.close(write)
-    said = os.read(read, 100)
+    message = os.read(read, 100)
     os.close(read)
     _, status = os.waitpid(child, 0)
     assert status in (0, signal.SIGKILL), status
-    return int(said) if status == 0 else -1
+    return int(message) if status == 0 else -1
 
 
 def _count(count: Callable[[], None], output: str) -> None:

@@ -98,9 +98,9 @@ class Place:
         return report
 
     def stand(self) -> dict[int, int]:
-        found = read_table_offsets(open_root(str(self.output)), "t")
-        assert isinstance(found, TableOffsets)
-        return found.offsets
+        offsets = read_table_offsets(open_root(str(self.output)), "t")
+        assert isinstance(offsets, TableOffsets)
+        return offsets.offsets
 
     def rows(self, spark: SparkSession) -> list[tuple[int, bytes, int, bytes]]:
         """Return partition, key, offset and value of the table's rows.
@@ -108,12 +108,12 @@ class Place:
         delta-rs reads it each time. Spark takes half a second, and reads it the first time; runs read it in Spark too.
         """
         table = DeltaTable(str(self.output / "t")).to_pyarrow_table(columns=["partition", "key", "offset", "value"])
-        found = sorted(tuple(row.values()) for row in table.to_pylist())
+        sorted_rows = sorted(tuple(row.values()) for row in table.to_pylist())
         if not self._seen_by_spark:
             rows = spark.read.format("delta").load(str(self.output / "t")).collect()
-            assert found == sorted((r.partition, bytes(r.key), r.offset, bytes(r.value)) for r in rows)
+            assert sorted_rows == sorted((r.partition, bytes(r.key), r.offset, bytes(r.value)) for r in rows)
             self._seen_by_spark = True
-        return found
+        return sorted_rows
 
     def check(self, spark: SparkSession, *, ends: list[int] | None = None) -> None:
         """Check that the table holds what all records below these ends say; None: last stable offsets."""

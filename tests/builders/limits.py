@@ -39,7 +39,7 @@ def within(seconds: int) -> Iterator[None]:
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Take root's right to read everything away: a process of root's is another user while the block runs."""
+    """Run the block as another user if the process runs as root, who may read every file."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(NOBODY)
@@ -52,7 +52,7 @@ def as_nobody() -> Iterator[None]:
 
 @contextmanager
 def open_to_all() -> Iterator[Path]:
-    """Make a folder in which anybody may read and write; those of pytest are for their user alone."""
+    """Make a folder that every user can read and write; folders of pytest are private."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         yield Path(folder)

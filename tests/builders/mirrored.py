@@ -129,11 +129,11 @@ def added_up(rows: Sequence[dict[str, Any]], cuts: Sequence[int] = ()) -> list[d
         if row["key"] is None:
             continue
         where = row["read_id"], row["key"], bisect.bisect(sorted(cuts), row["offset"])
-        known = out.get(where, {"versions": 0, "bytes": 0})
+        sums = out.get(where, {"versions": 0, "bytes": 0})
         first = {"first_offset": row["offset"], "first_timestamp_ms": row["timestamp_ms"]} | {
-            name: known[name] for name in ("first_offset", "first_timestamp_ms") if name in known
+            name: sums[name] for name in ("first_offset", "first_timestamp_ms") if name in sums
         }
-        added = {"versions": known["versions"] + 1, "bytes": known["bytes"] + row.get("size_bytes", 1)}
+        added = {"versions": sums["versions"] + 1, "bytes": sums["bytes"] + row.get("size_bytes", 1)}
         out[where] = row | first | added | {"digest": None}
     return list(out.values())
 

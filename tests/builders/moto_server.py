@@ -47,29 +47,29 @@ class Handler(KeptAlive, MotoRequestHandler):
         environ = self.make_environ() | {"wsgi.input": io.BytesIO(body)}
         if environ.pop("HTTP_TRANSFER_ENCODING", None):
             environ["CONTENT_LENGTH"] = str(len(body))
-        told: list[Any] = ["500 Internal Server Error", []]
+        response: list[Any] = ["500 Internal Server Error", []]
 
         def start_response(status: str, headers: list[tuple[str, str]], _: object = None) -> None:
-            told[:] = status, headers
+            response[:] = status, headers
 
         try:
             answer = b"".join(serve(environ, start_response))
         except Exception:
             traceback.print_exc()
-            answer, told[1] = b"", []
-        code, _, reason = told[0].partition(" ")
+            answer, response[1] = b"", []
+        code, _, reason = response[0].partition(" ")
         self.send_response(int(code), reason)
-        for name, value in told[1]:
+        for name, value in response[1]:
             self.send_header(name, value)
         has_body = self.command != "HEAD" and int(code) not in (204, 304)
-        if has_body and "content-length" not in {name.lower() for name, _ in told[1]}:
+        if has_body and "content-length" not in {name.lower() for name, _ in response[1]}:
             self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         if has_body:
             self.wfile.write(answer)
 
     def log_request(self, code: object = "-", size: object = "-") -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ NIGHTS = (COLD, "h1=1 h2=1 c1=2", "h1=2 h2=2 c2=2", "h1=3 h2=3 c1=-")
 
 
 @dataclass
-class Nights:
+class NightlyArchive:
     """An archive that grows by a segment a night, and its store."""
 
     root: Path
@@ -37,8 +37,8 @@ class Nights:
     job_settings: dict[str, Any] = field(default_factory=dict)
 
     def lab(self, root: Path | None = None) -> Lab:
-        given = {"defaults": self.settings, "job": {"engine": "threads"} | self.job_settings}
-        return Lab(None, root or self.root, given, archive_at=self.root / "archive")
+        config = {"defaults": self.settings, "job": {"engine": "threads"} | self.job_settings}
+        return Lab(None, root or self.root, config, archive_at=self.root / "archive")
 
     def grow(self, text: str) -> None:
         """Add a segment; an empty active one follows it."""
@@ -74,13 +74,13 @@ class Nights:
         logs = sorted((self.root / "archive" / "t-0").glob("*.log"))
         wanted = last_records([b for log in logs for b in decode_log(log.read_bytes())], end)
         batches = lab.batches(rows)
-        found = last_records(batches, end)
+        records = last_records(batches, end)
         for key, (offset, value) in wanted.items():
             if value is not None:
-                assert found.get(key) == (offset, value), key
+                assert records.get(key) == (offset, value), key
             else:
-                assert found.get(key, (offset, None)) == (offset, None), f"{key!r}, deleted at {offset}, came back"
-        assert found.keys() <= wanted.keys()
+                assert records.get(key, (offset, None)) == (offset, None), f"{key!r}, deleted at {offset}, came back"
+        assert records.keys() <= wanted.keys()
         clean = cleaner_checkpoint(rows, end)
         below = [r.key for b in batches if not b.control for r in b.records if r.offset < clean]
         assert len(below) == len(set(below)), "a key twice below the cleaner checkpoint"
@@ -97,18 +97,20 @@ class Kept:
     each of them continues in the same folder.
     """
 
-    def __init__(self, nights: Nights, copy: Path) -> None:
+    def __init__(self, nights: NightlyArchive, copy: Path) -> None:
         self.nights, self.copy = nights, copy
         shutil.copytree(nights.root, copy)
 
-    def again(self) -> Nights:
+    def again(self) -> NightlyArchive:
         """Return the nights as they were kept."""
         shutil.rmtree(self.nights.root)
         shutil.copytree(self.copy, self.nights.root)
         return replace(self.nights, settings=dict(self.nights.settings), segments=list(self.nights.segments))
 
 
-def run_nights(root: Path, nights: Sequence[str] = NIGHTS, topic: str = "t", active: str = "", **settings: Any) -> Lab:
+def run_every_night(
+    root: Path, nights: Sequence[str] = NIGHTS, topic: str = "t", active: str = "", **settings: Any
+) -> Lab:
     """Compact an archive that grows by a segment a night, by yield; return both places.
 
     active: the last segment in the end. The settings are of the topic by its name.

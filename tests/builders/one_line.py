@@ -10,10 +10,10 @@ import pytest
 
 from lastkey.jobs.command.cli import main
 
-SECONDS: Final = 20.0  # within which a command tells that a bucket cannot be used
+SECONDS: Final = 20.0  # time limit for the report of an unusable bucket
 
 
-def said_by(
+def run_failing(
     capsys: pytest.CaptureFixture[str], *words: str, seconds: float = SECONDS
 ) -> tuple[int, str, dict[str, Any]]:
     """Run a command that fails within these seconds."""

@@ -24,7 +24,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take an element in."""
+        """Record an element."""
         self.tags.append(tag)
         if tag == "script":
             assert attrs == []
@@ -33,7 +33,7 @@ class Page(HTMLParser):
         assert not [k for k, _ in attrs if k.startswith("on")], attrs
 
     def handle_data(self, data: str) -> None:
-        """Take the text of a script in."""
+        """Record the text of a script."""
         if self.lasttag == "script" and self.cdata_elem == "script":
             self.scripts[-1] += data
 

@@ -34,7 +34,7 @@ class Place:
         return self.run("compact", archive, "--store", str(self.store), *settings, "--now", str(NOW), "--force", *more)
 
     def write(self, text: str) -> None:
-        """Write the log as far as the text goes, with the side files that a broker leaves."""
+        """Write the log that the text describes, with the side files of a broker."""
         write_partition(self.archive, text)
 
     def deny(self) -> None:
@@ -43,7 +43,7 @@ class Place:
             path.write_bytes(NO_PRODUCERS)
 
     def lose(self, base: int) -> None:
-        """Remove the segments below a base, and everything that could tell of them."""
+        """Remove the segments below a base offset, and every file that shows their existence."""
         for path in files_in(self.archive, "*"):
             if not path.stem.isdigit() or int(path.stem) < base or path.suffix == ".snapshot":
                 path.unlink()

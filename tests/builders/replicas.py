@@ -79,7 +79,7 @@ def drawn_log(root: Path, rng: random.Random) -> tuple[Path, Path]:
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """Bytes of a batch, and where they were before the damage."""
+    """Bytes of a batch, and their position before the damage."""
 
     file: str
     position: int
@@ -104,7 +104,7 @@ def read_batches(directory: Path) -> Batches:
 
 
 def intact(directory: Path, batches: Batches) -> set[tuple[int, int]]:
-    """Return which batches still lie where they were, byte for byte."""
+    """Return the batches whose bytes are unchanged at their position."""
     if not (directory / FOLDER).exists():
         return set()
     files = {path.name: path.read_bytes() for path in (directory / FOLDER).glob("*.log")}
@@ -130,16 +130,16 @@ def judge(whole: Batches, copies: Original, report: MergeReport, out: Path, tall
     (partition,) = report.partitions
     if partition.refused:
         return f"refused: {[str(p) for p in partition.problems]}"
-    found, lost = read_batches(out), 0
+    batches, lost = read_batches(out), 0
     existing = sorted(set().union(*copies.kept))
-    for key in sorted(whole.keys() | found.keys()):
+    for key in sorted(whole.keys() | batches.keys()):
         candidates = {b[key].data for b, kept in zip(copies.batches, copies.kept, strict=True) if key in kept}
-        data = found[key].data if key in found else None
+        data = batches[key].data if key in batches else None
         if key in whole and whole[key].data in candidates:
             best = {whole[key].data}
         else:
             most = max(map(_records, candidates), default=0)
-            best = {one for one in candidates if _records(one) == most}
+            best = {candidate for candidate in candidates if _records(candidate) == most}
         if best and data not in best:
             return f"offsets {key}: {'missing' if data is None else 'another batch'}"
         if not best and data is not None and key in whole:

@@ -1,4 +1,4 @@
-"""A proxy before a server that speaks S3, with faults on purpose: answers that are late, refused, cut or lost.
+"""A proxy in front of an S3 server that injects faults: delayed, refused, truncated or lost responses.
 
     with s3_proxy(port, every(3, LOSE, on=COMMITS)) as proxy:  # one thread a connection, on the loopback
         os.environ["AWS_ENDPOINT_URL"] = proxy.url

@@ -36,8 +36,8 @@ def in_this_process(of: LargePartition, drawn: random.Random) -> list[RewrittenG
     cells = _exchanged(_ran(len(of.splits), lambda i: list(local_survivors(of, i)), drawn), "part", of.n_parts, drawn)
     order = [("bucket", "ascending"), ("split", "descending"), ("block", "ascending")]
     in_order = [part.sort_by(order) for part in cells]
-    found = _ran(of.n_parts, lambda i: list(last_of_each_key(of, _cut(in_order[i], drawn))), drawn)
-    groups = _exchanged(found, "group", len(of.groups), drawn)
+    keys = _ran(of.n_parts, lambda i: list(last_of_each_key(of, _cut(in_order[i], drawn))), drawn)
+    groups = _exchanged(keys, "group", len(of.groups), drawn)
     done = _ran(len(groups), lambda i: list(rewrite_group(of, _cut(groups[i], drawn))), drawn)
     return [result for results in done for result in results]
 
@@ -79,7 +79,7 @@ def compact_in_blocks(
 
 
 def assert_same(one: Outcome, several: Outcome) -> None:
-    """Assert that both made the same files, the same manifest and the same counters."""
+    """Assert that both have the same files, manifest and counters."""
     assert several.files() == one.files()
     assert several.result.work.counters == one.result.work.counters
     folder = several.plan.run.folder

@@ -87,7 +87,7 @@ class Holds:
             os.close(pipe)
             os.close(over)
 
-    def let_go(self, step: str) -> None:
+    def release(self, step: str) -> None:
         """Release the process that waits at a step. OSError: none waits there."""
         pipe = os.open(self.folder / f"{step}.go", os.O_WRONLY | os.O_NONBLOCK)
         os.write(pipe, b"!")
@@ -135,5 +135,5 @@ def at_step(name: str, act: Callable[[], object], nth: int = 1) -> Iterator[None
 
 
 def interrupt() -> None:
-    """Raise KeyboardInterrupt: what comes behind the step is as where the process was killed there."""
+    """Raise KeyboardInterrupt, so that nothing after the step runs, as after a kill at the step."""
     raise KeyboardInterrupt

@@ -33,15 +33,15 @@ class Run:
             self.kill()
             raise AssertionError(f"{error}:\n{self.process.communicate()}") from None
 
-    def wait_until_said(self, text: str) -> None:
+    def wait_for_stderr(self, text: str) -> None:
         """Read stderr until it holds the text."""
         assert self.process.stderr is not None
-        said = b""
-        while text.encode() not in said:
+        output = b""
+        while text.encode() not in output:
             readable, _, _ = select.select([self.process.stderr], [], [], PATIENCE)
             more = os.read(self.process.stderr.fileno(), 1) if readable else b""
-            assert more, f"it was never said: {said!r}"
-            said += more
+            assert more, f"it was never said: {output!r}"
+            output += more
 
     def jvm(self) -> int:
         """Return the id of the JVM: the first one, since its forks bear its name until they run another program."""
@@ -60,9 +60,9 @@ class Run:
                     return int(task.name)
         raise AssertionError("no other thread takes signals")
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the process that waits at the step."""
-        self.holds.let_go(self.step)
+        self.holds.release(self.step)
 
     def kill(self) -> None:
         """Send SIGKILL to every process of the run: driver, JVM, daemon, workers."""
@@ -106,11 +106,11 @@ def start(
 
 def tracebacks(err: str) -> list[str]:
     """Return the tracebacks in a run's stderr, without those of PySpark's workers, which lose their JVM at an end."""
-    found = re.findall(r"Traceback \(most recent call last\):\n(?: +.*\n)+.*", err)
-    return [trace for trace in found if "/pyspark/daemon." not in trace]
+    tracebacks = re.findall(r"Traceback \(most recent call last\):\n(?: +.*\n)+.*", err)
+    return [trace for trace in tracebacks if "/pyspark/daemon." not in trace]
 
 
-def wait_until_gone(pid: int) -> None:
+def wait_until_exited(pid: int) -> None:
     """Wait for the end of a process that is not a child of this one, or has already ended."""
     with suppress(ProcessLookupError):
         process = os.pidfd_open(pid)

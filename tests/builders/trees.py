@@ -9,9 +9,9 @@ from pathlib import Path
 
 def files_in(folder: Path, pattern: str = "*.log") -> list[Path]:
     """Return the files that match, by name. There must be some: a loop over none would check nothing."""
-    found = sorted(folder.glob(pattern))
-    assert found, f"{folder}: no {pattern}"
-    return found
+    paths = sorted(folder.glob(pattern))
+    assert paths, f"{folder}: no {pattern}"
+    return paths
 
 
 def read_tree(root: Path) -> dict[str, bytes]:
@@ -30,7 +30,7 @@ def tree(root: Path) -> dict[str, tuple[str, int]]:
 
 def tree_without_runs(store: Path) -> dict[str, tuple[str, int]]:
     """Return the tree of a store without `cleaner_runs`, which gets a row for each run."""
-    return {path: found for path, found in tree(store).items() if "cleaner_runs" not in path and path != "state"}
+    return {path: content for path, content in tree(store).items() if "cleaner_runs" not in path and path != "state"}
 
 
 def make_older(folder: Path, hours: float) -> None:

@@ -21,10 +21,10 @@ def record_version(record: Record, strategy: str) -> int:
     """
     if strategy == "timestamp":
         return max(record.timestamp, -1)
-    found = [value for name, value in record.headers if name == NAME.encode()]
-    if not found or found[-1] is None or len(found[-1]) != 8:
+    versions = [value for name, value in record.headers if name == NAME.encode()]
+    if not versions or versions[-1] is None or len(versions[-1]) != 8:
         return -1
-    return max(struct.unpack(">q", found[-1])[0], -1)
+    return max(struct.unpack(">q", versions[-1])[0], -1)
 
 
 def twin(records: list[Record], strategy: str) -> list[int]:

@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 class InTurn:
-    """Runner that works on one item after the other. Watchers hear nothing."""
+    """Runner that processes items in sequence, without notifying watchers."""
 
     cores = 1
 

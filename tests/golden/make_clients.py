@@ -103,8 +103,8 @@ def write(work: Path) -> tuple[Broker, dict[str, str]]:
                 create_topics(broker.bootstrap, {topic: 1}, configs(topic))
             line = f"topic={group['topic']} create=false records=400 keys=30 roll=false batch=4000"
             make_logs(broker.bootstrap, [line])
-            given = {"bootstrap": broker.bootstrap, "topics": topics, "group": group}
-            versions |= ran(python, script, given)
+            request = {"bootstrap": broker.bootstrap, "topics": topics, "group": group}
+            versions |= run_writer(python, script, request)
         wait_until(lambda: expired(broker), "offsets and transactions to expire", seconds=200)
         stream(broker, work)
     return broker, versions
@@ -129,15 +129,15 @@ def segment_bytes(topic: str) -> int:
     return 6144 if topic.startswith(tuple(CLIENTS_OF)) else INTERNAL_BYTES
 
 
-def ran(python: Path, script: str, given: dict[str, Any]) -> dict[str, str]:
+def run_writer(python: Path, script: str, given: dict[str, Any]) -> dict[str, str]:
     began = time.monotonic()
-    done = subprocess.run(
+    completed = subprocess.run(
         [python, script], cwd=WRITERS, input=json.dumps(given), capture_output=True, text=True, timeout=300, check=False
     )
-    if done.returncode:
-        raise RuntimeError(f"{script}:\n{done.stderr[-4000:]}")
+    if completed.returncode:
+        raise RuntimeError(f"{script}:\n{completed.stderr[-4000:]}")
     print(f"{script}: {time.monotonic() - began:.0f} s", flush=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(completed.stdout.splitlines()[-1])
 
 
 def topics_for(client: str, seed: int) -> list[dict[str, Any]]:
@@ -183,9 +183,9 @@ def stream(broker: Broker, work: Path) -> None:
     for dies in map(str, DIES_AFTER):
         began = time.monotonic()
         argv = [broker.bootstrap, "orders-in", work / "state", str(INTERNAL_BYTES), dies]
-        done = subprocess.run([*java, *argv], capture_output=True, text=True, timeout=200, check=False)
-        if done.returncode != DIED:
-            raise RuntimeError(f"Counts ended with {done.returncode}:\n{done.stderr[-4000:]}")
+        completed = subprocess.run([*java, *argv], capture_output=True, text=True, timeout=200, check=False)
+        if completed.returncode != DIED:
+            raise RuntimeError(f"Counts ended with {completed.returncode}:\n{completed.stderr[-4000:]}")
         print(f"Counts: {time.monotonic() - began:.0f} s", flush=True)
 
 

@@ -1,9 +1,9 @@
 """The script that makes golden.tar.xz: `python -m tests.golden.make_golden`, about three minutes.
 
-Real brokers write, the real 4.3.0 broker cleans (expected1). The clock of that pass is read off the delete horizons
-that it left, or else off the cleaner's log. At that clock the in-process cleaner has to give the same bytes, or nothing
-is written; it then makes expected2 and expected3. Contents follow from the seeds; the clocks, and where some batches
-end, do not.
+Real brokers write, the real 4.3.0 broker cleans (expected1). The clock of that pass follows from its delete horizons,
+or else from the cleaner's log. At that clock the in-process cleaner must give the same bytes, otherwise nothing is
+written; it then writes expected2 and expected3. Contents follow from the seeds; the clocks, and where some batches end,
+do not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The archive of golden partitions: complete, unharmed, with its file times."""
+"""The archive of golden partitions: complete, undamaged, with its file times."""
 
 from __future__ import annotations
 

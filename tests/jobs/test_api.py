@@ -40,15 +40,15 @@ def test_importing_the_package_loads_no_heavy_module_and_exports_all_names():
         "from lastkey import compact; print('pyspark' in sys.modules, 'numba' in sys.modules);"
         "import lastkey.jobs.compact.job; print('pyspark' in sys.modules)"  # threads run without pyspark
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[] True\nFalse False\nFalse\n"
+    completed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert completed.stdout == "[] True\nFalse False\nFalse\n"
 
 
 def test_every_public_name_exists_is_documented_and_names_its_module():
     assert sorted(lastkey.__all__) == sorted(lastkey._HOMES)
     for name in lastkey.__all__:
-        found = getattr(lastkey, name)
-        assert (found.__name__, found.__doc__ is None) == (name, False)
+        public = getattr(lastkey, name)
+        assert (public.__name__, public.__doc__ is None) == (name, False)
     with pytest.raises(AttributeError, match="'lastkey' has no attribute 'compacted'"):
         _ = lastkey.compacted
 
@@ -66,7 +66,7 @@ def _sees(options, progress):
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def received_options(monkeypatch):
     """Return a function that calls a job of the API, and returns the options that reach the job."""
     module = type("Job", (), {"run": staticmethod(_sees)})
     monkeypatch.setattr(functions, "imported", lambda job: module)
@@ -79,21 +79,23 @@ def asked(monkeypatch):
     return options
 
 
-def test_globs_settings_and_paths_accept_python_types(asked, tmp_path):
+def test_globs_settings_and_paths_accept_python_types(received_options, tmp_path):
     names = tmp_path / "names.txt"
     names.write_text("c\n")
     config = tmp_path / "c.toml"
     config.write_text("[topics.a]\n'cleanup.policy' = 'compact'\n")
     tables = {"topics": {"a": {"cleanup.policy": "compact"}}}
-    one = asked("compact", tmp_path, str(tmp_path / "s"), topics="a,b", topics_from=names, config=config, reset="a,b")
+    single = received_options(
+        "compact", tmp_path, str(tmp_path / "s"), topics="a,b", topics_from=names, config=config, reset="a,b"
+    )
     several = {"topics": ["a", "b"], "topics_from": [names], "reset": ["a", "b"]}
-    more = asked("compact", str(tmp_path), tmp_path / "s", config=tables, **several)
-    assert one.config.topics == more.config.topics == parse_config(tables).topics
-    assert (one.topics.include, one.topics, one.reset) == (("a", "b", "c"), more.topics, more.reset)
-    assert (one.archive, one.store) == (more.archive, more.store) == (str(tmp_path), str(tmp_path / "s"))
-    assert asked("reindex", "A", check=True, partitions=[3, 4]).partitions == (range(3, 4), range(4, 5))
-    assert asked("reindex", "A", check=True, partitions="3-4").partitions == (range(3, 5),)
-    assert asked("reindex", "A", output=tmp_path / "o").mode == "output"
+    more = received_options("compact", str(tmp_path), tmp_path / "s", config=tables, **several)
+    assert single.config.topics == more.config.topics == parse_config(tables).topics
+    assert (single.topics.include, single.topics, single.reset) == (("a", "b", "c"), more.topics, more.reset)
+    assert (single.archive, single.store) == (more.archive, more.store) == (str(tmp_path), str(tmp_path / "s"))
+    assert received_options("reindex", "A", check=True, partitions=[3, 4]).partitions == (range(3, 4), range(4, 5))
+    assert received_options("reindex", "A", check=True, partitions="3-4").partitions == (range(3, 5),)
+    assert received_options("reindex", "A", output=tmp_path / "o").mode == "output"
 
 
 NEEDED = {
@@ -108,28 +110,32 @@ NEEDED = {
 
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize(("name", "what"), [("topics", "glob"), ("topics_from", "file")])
-def test_a_list_that_narrows_a_run_never_widens_it_when_it_is_empty(job, name, what, asked):
+def test_a_list_that_narrows_a_run_never_widens_it_when_it_is_empty(job, name, what, received_options):
     """`topics=[]` selects no topic: a program that computes an empty list must not erase from the whole store."""
     option = f"--{name.replace('_', '-')}"
-    said = f"{option}: expected at least one {what}, found none; leave it out to take all"
+    message = f"{option}: expected at least one {what}, found none; leave it out to take all"
     for empty in ([], (), set(), iter(())):
         for more in ({}, {"topics" if name == "topics_from" else "topics_from": "other"}):
             with pytest.raises(UsageError) as raised:
                 getattr(lastkey, job)(**NEEDED[job], **{name: empty}, **more)
-            assert raised.value.line() == said
-    taken = asked(job, **NEEDED[job]), asked(job, **NEEDED[job], **{name: None}), asked(job, **NEEDED[job], exclude=[])
-    assert [options.topics for options in taken] == [EVERY_TOPIC] * 3
+            assert raised.value.line() == message
+    received = (
+        received_options(job, **NEEDED[job]),
+        received_options(job, **NEEDED[job], **{name: None}),
+        received_options(job, **NEEDED[job], exclude=[]),
+    )
+    assert [options.topics for options in received] == [EVERY_TOPIC] * 3
 
 
-def test_empty_options_are_accepted(asked):
-    assert asked("compact", "A", "S", reset=[]).reset is None
-    assert asked("erase", "S", "H", key=[], keys="F").key == ()
+def test_empty_options_are_accepted(received_options):
+    assert received_options("compact", "A", "S", reset=[]).reset is None
+    assert received_options("erase", "S", "H", key=[], keys="F").key == ()
     with pytest.raises(TypeError, match=r"partitions: expected numbers of partitions, .*, found \[\]"):
         lastkey.reindex("A", check=True, partitions=[])
 
 
 @pytest.mark.parametrize(
-    ("job", "given", "said"),
+    ("job", "given", "message"),
     [
         ("compact", {"archive": None}, "archive: expected a path or URI, found None"),
         ("compact", {"store": b"S"}, "store: expected a path or URI, found b'S'"),
@@ -149,11 +155,11 @@ def test_empty_options_are_accepted(asked):
         ),
     ],
 )
-def test_an_argument_of_another_type_is_a_type_error(job, given, said):
+def test_an_argument_of_another_type_is_a_type_error(job, given, message):
     given = ({"archive": "A", "store": "S"} if job == "compact" else {"archive": "A"}) | given
     with pytest.raises(TypeError) as raised:
         getattr(lastkey, job)(**given)
-    assert str(raised.value).startswith(said)
+    assert str(raised.value).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +205,7 @@ def test_error_text_equals_that_of_the_command_line(job, given, words, capsys, t
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"overrides": {"gaps": "no"}}, "--set: NAME=VALUE: gaps: expected fail or accept, found 'no'"),
         ({"overrides": "segment.bytes=1"}, "--set: NAME=VALUE: segment.bytes: expected a whole number from 14 to 2147"),
@@ -209,10 +215,10 @@ def test_error_text_equals_that_of_the_command_line(job, given, words, capsys, t
         ({"config": BAD_SETTING}, "settings: [defaults]: unknown setting 'segment.byte'"),
     ],
 )
-def test_value_that_click_refuses_is_a_usage_error(given, said):
+def test_value_that_click_refuses_is_a_usage_error(given, message):
     with pytest.raises(UsageError) as raised:
         lastkey.compact("A", "S", **given)
-    assert raised.value.line().startswith(said)
+    assert raised.value.line().startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +323,7 @@ def test_open_partition_reads_records_of_all_segments():
 
 
 def test_open_partition_fails_at_a_gap_unless_gaps_are_accepted(tmp_path):
-    """`logformat.open_partition` passed over it without a word."""
+    """`logformat.open_partition` skips the gap silently."""
     folder = tmp_path / "clicks-0"
     shutil.copytree(EXAMPLE / "clicks-0", folder)
     _remove_second_segment(folder)
@@ -331,7 +337,7 @@ def test_open_partition_fails_at_a_gap_unless_gaps_are_accepted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "gaps", "kind", "said"),
+    ("path", "gaps", "kind", "message"),
     [
         (EXAMPLE / "nope-0", "fail", MissingPathError, "nope-0: expected a partition's folder, found none"),
         (EXAMPLE, "fail", UsageError, "expected a partition's folder, <topic>-<partition>"),
@@ -339,10 +345,10 @@ def test_open_partition_fails_at_a_gap_unless_gaps_are_accepted(tmp_path):
         (5, "fail", TypeError, "path_or_uri: expected a path or URI, found 5"),
     ],
 )
-def test_invalid_partition_paths_are_refused(path, gaps, kind, said):
+def test_invalid_partition_paths_are_refused(path, gaps, kind, message):
     with pytest.raises(kind) as raised:
         lastkey.open_partition(path, gaps=gaps)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_missing_archive_is_refused():
@@ -353,7 +359,7 @@ def test_missing_archive_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("places", "given", "said"),
+    ("places", "given", "message"),
     [
         (("key",), {}, "audit: expected keys or delivery or mirror or failover, found 'key'"),
         (("keys", "archive"), {"partition_count": "t"}, "--partition-count: expected TOPIC=N"),
@@ -361,17 +367,17 @@ def test_missing_archive_is_refused():
         (("keys", "archive"), {}, "name a place for them with --audits STORE"),
     ],
 )
-def test_audit_function_equals_its_command(places, given, said):
+def test_audit_function_equals_its_command(places, given, message):
     with pytest.raises(UsageError) as raised:
         lastkey.audit(*places, **given)
-    assert said in raised.value.line()
+    assert message in raised.value.line()
     with pytest.raises(TypeError, match="engine: expected default or spark"):
         lastkey.audit("keys", "archive", engine=object())
     with pytest.raises(TypeError, match=r"audit_keys\(\) got an unexpected keyword argument 'hidekeys'"):
         lastkey.audit("keys", "archive", hidekeys=True)
 
 
-def test_an_audit_is_never_widened_by_an_empty_list(asked):
+def test_an_audit_is_never_widened_by_an_empty_list(received_options):
     """Some of the options that may be repeated only add; each of the others narrows."""
     for name, command in COMMANDS.items():
         kind = name.removeprefix("audit ")
@@ -380,9 +386,9 @@ def test_an_audit_is_never_widened_by_an_empty_list(asked):
         for option in [value.flag[2:].replace("-", "_") for value in command.values if value.kind.repeats]:
             for empty in ([], (), iter(())) if name != kind else ():
                 if option in ("exclude", "folders", "partition_count", "rename", "set"):
-                    asked("audit", kind, *places, **least, **{option: empty})
+                    received_options("audit", kind, *places, **least, **{option: empty})
                     continue
                 with pytest.raises(UsageError, match=f"--{option.replace('_', '-')}: expected at least one "):
                     lastkey.audit(kind, *places, **least, **{option: empty})
-    taken = asked("audit", "keys", "A", audits="S", topics=None, exclude=["a", "b"])
-    assert (taken.topics.include, taken.topics.exclude) == ((), ("a", "b"))
+    received = received_options("audit", "keys", "A", audits="S", topics=None, exclude=["a", "b"])
+    assert (received.topics.include, received.topics.exclude) == ((), ("a", "b"))

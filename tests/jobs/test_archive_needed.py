@@ -1,4 +1,4 @@
-"""`archive-needed`: what may be deleted of an archive, and everything that keeps it."""
+"""`archive-needed`: deletable segments of an archive, and the reasons for needed segments."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def _bases(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob("*.log"))
 
 
-def asked(lab: Lab, capsys: Any, *options: str, code: int = DONE) -> dict[str, Any]:
-    """Return what is said of t-0."""
+def needed_segments(lab: Lab, capsys: Any, *options: str, code: int = DONE) -> dict[str, Any]:
+    """Return the answer about t-0."""
     assert main(["archive-needed", str(lab.archive), "--store", str(lab.store), *options, "--json"]) == code
     report = json.loads(capsys.readouterr().out)
-    (found,) = report["partitions"]
-    assert found["not_needed"]["segments"] + found["needed"]["segments"] == len(found["segments"])
-    return found | {"kinds": {reason["kind"] for reason in found["because"]}, "problems": report["problems"]}
+    (partitions,) = report["partitions"]
+    assert partitions["not_needed"]["segments"] + partitions["needed"]["segments"] == len(partitions["segments"])
+    return partitions | {"kinds": {reason["kind"] for reason in partitions["because"]}, "problems": report["problems"]}
 
 
 def delete(lab: Lab, capsys: Any, *options: str) -> list[str]:
@@ -99,7 +99,7 @@ def restored(lab: Lab, *options: str) -> dict[int, Any]:
 def test_files_that_a_rollback_reads_are_needed_until_vacuum(lab, capsys):
     night(lab, 2)
     night(lab, 4)
-    assert "rollback" in asked(lab, capsys)["kinds"]
+    assert "rollback" in needed_segments(lab, capsys)["kinds"]
     delete(lab, capsys)
     assert main(["rollback", "--store", str(lab.store), "--generation", "1"]) == DONE
     night(lab, 5)
@@ -109,8 +109,8 @@ def test_files_that_a_rollback_reads_are_needed_until_vacuum(lab, capsys):
             os.utime(path, (1, 1))
     assert main(["vacuum", "--store", str(lab.store)]) == DONE
     capsys.readouterr()
-    found = asked(lab, capsys)
-    assert "rollback" not in found["kinds"]
+    needed = needed_segments(lab, capsys)
+    assert "rollback" not in needed["kinds"]
 
 
 def test_gap_after_a_rollback_ends_with_a_second_rollback(lab, capsys):
@@ -123,7 +123,7 @@ def test_gap_after_a_rollback_ends_with_a_second_rollback(lab, capsys):
     report = lab.run(START_MS + 5 * DAY)
     assert [r.problem.kind for r in report.results] == ["gap"]
     assert report.results[0].problem.hint.startswith("this is a rollback: rollback --generation 2 goes forward to what")
-    assert asked(lab, capsys)["kinds"] == {"uncleanable"}
+    assert needed_segments(lab, capsys)["kinds"] == {"uncleanable"}
     assert main(["rollback", "--store", str(lab.store), "--generation", "2"]) == DONE
     capsys.readouterr()
     night(lab, 5)
@@ -145,30 +145,30 @@ def lost_manifest(lab: Lab) -> None:
 @pytest.mark.parametrize("harm", [damaged_store, lost_in_store, lost_manifest])
 def test_archive_missing_in_the_store_is_needed_completely(lab, capsys, harm):
     night(lab, 4)
-    before = asked(lab, capsys)
+    before = needed_segments(lab, capsys)
     assert before["not_needed"]["segments"]
     shutil.rmtree(lab.store / "state" / "cleaner_runs")
-    assert asked(lab, capsys) == before
+    assert needed_segments(lab, capsys) == before
     harm(lab)
-    found = asked(lab, capsys, code=PROBLEMS)
-    assert (found["kinds"], found["not_needed"]["segments"], found["files"]) == ({"not_judged"}, 0, [])
-    assert found["problems"]
-    assert not found["judged"]
+    needed = needed_segments(lab, capsys, code=PROBLEMS)
+    assert (needed["kinds"], needed["not_needed"]["segments"], needed["files"]) == ({"not_judged"}, 0, [])
+    assert needed["problems"]
+    assert not needed["judged"]
 
 
 def test_changed_file_and_all_later_files_are_needed(lab, capsys):
     night(lab, 5)
-    before = asked(lab, capsys)
+    before = needed_segments(lab, capsys)
     second = sorted((lab.archive / "t-0").glob("*.log"))[1]
     flip(second, 70)
-    found = asked(lab, capsys, code=PROBLEMS)
-    assert found["needed_from"] == int(second.stem)
-    assert "changed" in found["kinds"]
-    assert asked(lab, capsys, "--skip-crc")["needed_from"] == before["needed_from"]
+    needed = needed_segments(lab, capsys, code=PROBLEMS)
+    assert needed["needed_from"] == int(second.stem)
+    assert "changed" in needed["kinds"]
+    assert needed_segments(lab, capsys, "--skip-crc")["needed_from"] == before["needed_from"]
     with second.open("ab") as file:
         file.write(b"more")
-    found = asked(lab, capsys, "--skip-crc")
-    assert (found["needed_from"], "changed" in found["kinds"]) == (int(second.stem), True)
+    needed = needed_segments(lab, capsys, "--skip-crc")
+    assert (needed["needed_from"], "changed" in needed["kinds"]) == (int(second.stem), True)
 
 
 def test_store_without_read_ranges_needs_all_segments(lab, capsys):
@@ -180,25 +180,25 @@ def test_store_without_read_ranges_needs_all_segments(lab, capsys):
     segments = state.manifests([row])[row.key]
     new = {"generation": 2, "run_id": "2" * 32}
     back = {"back_to": 1, "back_to_run_id": row.run_id}
-    told = {"generation_before": 1, "generation_after": 2, "parent_run_id": run.run_id, "run_id": new["run_id"]}
+    fields = {"generation_before": 1, "generation_after": 2, "parent_run_id": run.run_id, "run_id": new["run_id"]}
     old = dataclasses.replace(row, archived_files=None, **new, **back)
-    commit_with_files(state, Commit(old, segments, dataclasses.replace(run, **told, **back)))
-    found = asked(lab, capsys)
-    assert ("unread" in found["kinds"], found["needed_from"]) == (True, 0)
+    commit_with_files(state, Commit(old, segments, dataclasses.replace(run, **fields, **back)))
+    needed = needed_segments(lab, capsys)
+    assert ("unread" in needed["kinds"], needed["needed_from"]) == (True, 0)
 
 
 def test_uncleanable_and_unknown_files_are_needed(lab, capsys):
     night(lab, 4)
     (lab.archive / "t-0" / "00000000000000000000.log.swap").write_bytes(b"")
-    assert asked(lab, capsys)["kinds"] == {"entries"}
+    assert needed_segments(lab, capsys)["kinds"] == {"entries"}
     (lab.archive / "t-0" / "00000000000000000000.log.swap").unlink()
     metadata = lab.archive / "t-0" / "partition.metadata"
     was = metadata.read_text()
     metadata.write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
-    found = asked(lab, capsys)
-    assert ("uncleanable" in found["kinds"], found["needed_from"]) == (True, 0)
+    needed = needed_segments(lab, capsys)
+    assert ("uncleanable" in needed["kinds"], needed["needed_from"]) == (True, 0)
     metadata.write_text(was)
-    assert asked(lab, capsys)["not_needed"]["segments"]
+    assert needed_segments(lab, capsys)["not_needed"]["segments"]
     write_partition(lab.archive / "u-0", "a=1 || b=1 ||")
     assert main(["archive-needed", str(lab.archive), "--store", str(lab.store), "--json"]) == DONE
     of_u = json.loads(capsys.readouterr().out)["partitions"][1]
@@ -214,8 +214,8 @@ def test_active_run_leaves_partition_unjudged(lab, capsys):
     running = lab.store / "state" / "running"
     running.mkdir(exist_ok=True)
     (running / ("a" * 32 + ".json")).write_text("no lease")
-    found = asked(lab, capsys, code=PROBLEMS)
-    assert (found["kinds"], found["files"]) == ({"not_judged"}, [])
+    needed = needed_segments(lab, capsys, code=PROBLEMS)
+    assert (needed["kinds"], needed["files"]) == ({"not_judged"}, [])
 
 
 def test_files_beside_and_above_an_accepted_gap_are_needed(lab, capsys):
@@ -224,9 +224,9 @@ def test_files_beside_and_above_an_accepted_gap_are_needed(lab, capsys):
     for path in (lab.archive / "t-0").glob(f"{logs[2].stem}.*"):
         path.unlink()
     lab.run(START_MS + 9 * DAY, overrides={"gaps": "accept"})
-    found = asked(lab, capsys)
-    assert ("gap" in found["kinds"], found["needed_from"]) == (True, int(logs[1].stem))
-    assert asked(lab, capsys, "--set", "gaps=accept")["needed_from"] > int(logs[3].stem)
+    needed = needed_segments(lab, capsys)
+    assert ("gap" in needed["kinds"], needed["needed_from"]) == (True, int(logs[1].stem))
+    assert needed_segments(lab, capsys, "--set", "gaps=accept")["needed_from"] > int(logs[3].stem)
 
 
 def test_sealed_archive_needs_only_the_last_segment_of_each_log(lab, capsys, tmp_path):
@@ -235,9 +235,9 @@ def test_sealed_archive_needs_only_the_last_segment_of_each_log(lab, capsys, tmp
     assert lab.run(START_MS + DAY, sealed=True, force=True).archive_needed == []
     answer = archive_answer(lab, capsys)
     last = _bases(lab.archive / "t-0")[-1]
-    (found,) = answer["partitions"]
-    kinds = {reason["kind"] for reason in found["because"]}
-    assert (answer["archive_needed_because"], kinds, found["needed_from"]) == ([], {"anchor"}, last)
+    (partitions,) = answer["partitions"]
+    kinds = {reason["kind"] for reason in partitions["because"]}
+    assert (answer["archive_needed_because"], kinds, partitions["needed_from"]) == ([], {"anchor"}, last)
     flip(lab.archive / "t-0" / f"{last:020d}.log", 70)  # the anchor is compared too
     assert archive_answer(lab, capsys, code=PROBLEMS)["archive_needed_because"][0]["kind"] == "changed"
     flip(lab.archive / "t-0" / f"{last:020d}.log", 70)
@@ -248,8 +248,8 @@ def test_sealed_archive_needs_only_the_last_segment_of_each_log(lab, capsys, tmp
     for path in (whole.archive / "t-0").iterdir():
         if not path.stem.isdigit() or int(path.stem) > last:
             shutil.copy2(path, lab.archive / "t-0")
-    for one in (lab, whole):
-        one.run(START_MS + 2 * DAY)
+    for side in (lab, whole):
+        side.run(START_MS + 2 * DAY)
     assert lab.state().states()["t", 0].state == "clean"
     assert restored(lab) == restored(whole)
 
@@ -264,7 +264,7 @@ def archive_answer(lab: Lab, capsys: Any, code: int = DONE) -> dict[str, Any]:
 def test_archive_needed_writes_no_file(lab, capsys):
     night(lab, 3)
     before = {path: path.stat().st_mtime_ns for path in lab.root.rglob("*")}
-    asked(lab, capsys)
+    needed_segments(lab, capsys)
     assert {path: path.stat().st_mtime_ns for path in lab.root.rglob("*")} == before
     text = main(["archive-needed", str(lab.archive), "--store", str(lab.store)]), capsys.readouterr().out
     assert text[0] == DONE
@@ -273,12 +273,12 @@ def test_archive_needed_writes_no_file(lab, capsys):
 
 def test_path_with_a_line_break_is_not_listed(lab, capsys):
     night(lab, 4)
-    assert asked(lab, capsys)["files"]
+    assert needed_segments(lab, capsys)["files"]
     hostile = lab.archive / "disk\n" / "etc"
     hostile.mkdir(parents=True)
     (lab.archive / "t-0").rename(hostile / "t-0")
-    found = asked(lab, capsys)
-    assert (found["kinds"], found["files"]) == ({"entries"}, [])
+    needed = needed_segments(lab, capsys)
+    assert (needed["kinds"], needed["files"]) == ({"entries"}, [])
 
 
 def test_paths_of_a_bucket_have_the_notation_of_its_tools():

@@ -53,8 +53,8 @@ def test_run_with_a_wrong_clock_does_not_block_later_runs(
         run("compact", str(part.root), "--config", str(tmp_path / "settings.toml"), "--now", str(now_ms), *more)
         run("verify")
         (row,) = open_state(store).checkpoints().values()
-        found = read_tree(part.store / row.folder)
-        return {name: data for name, data in found.items() if name.endswith(".log")}
+        files = read_tree(part.store / row.folder)
+        return {name: data for name, data in files.items() if name.endswith(".log")}
 
     right_ms = START_MS + DAY_MS
     whole = compact(right_ms)

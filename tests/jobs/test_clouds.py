@@ -32,7 +32,7 @@ from lastkey.logformat.storage.locations import file_system
 from lastkey.udfs.storage import open_root
 from tests.bench.race_commits import losing, race
 from tests.builders.cloud_servers import ACCOUNT, KEY, SERVERS, azure_server, gcs_server
-from tests.builders.one_line import said_by
+from tests.builders.one_line import run_failing
 from tests.builders.s3_proxy import CUT, LOSE, Fault, at_most, each, every, s3_proxy
 from tests.builders.s3_server import environment, put
 from tests.builders.sources import read
@@ -65,17 +65,17 @@ def azure() -> Iterator[str]:
 
 
 def run(*words: object, code: int = 0) -> str:
-    done = CliRunner().invoke(cli.lastkey, [*map(str, words)])
-    assert done.exit_code == code, (words, done.stdout[-2000:], done.stderr, done.exception)
-    return done.stdout
+    result = CliRunner().invoke(cli.lastkey, [*map(str, words)])
+    assert result.exit_code == code, (words, result.stdout[-2000:], result.stderr, result.exception)
+    return result.stdout
 
 
 def run_apart(*words: object, code: int = 0) -> str:
     """Run a job by Spark in a process of its own: workers have the environment in which their JVM began."""
     command = [sys.executable, "-m", "lastkey", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == code, (words, done.stdout[-2000:], done.stderr[-3000:])
-    return done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert completed.returncode == code, (words, completed.stdout[-2000:], completed.stderr[-3000:])
+    return completed.stdout
 
 
 def files(uri: str) -> dict[str, bytes]:
@@ -95,37 +95,37 @@ def rows(parquet: bytes) -> pa.Table:
     return pq.read_table(pa.BufferReader(parquet)).replace_schema_metadata()
 
 
-def timeless(said: object) -> object:
-    if isinstance(said, dict):
-        return {name: timeless(value) for name, value in said.items() if name not in VARIES}
-    return [timeless(value) for value in said] if isinstance(said, list) else said
+def timeless(text: object) -> object:
+    if isinstance(text, dict):
+        return {name: timeless(value) for name, value in text.items() if name not in VARIES}
+    return [timeless(value) for value in text] if isinstance(text, list) else text
 
 
 def everything(archive: str, place: str, here: Path) -> dict[str, object]:
-    """Run every job on an archive, with what they write below `place`, and return all that they gave. here: a folder on
-    the disk for tables that Spark itself reads and writes, and for files that are no archive's.
+    """Run every job on an archive, with output below `place`, and return all results. here: a folder on the disk for
+    tables that Spark itself reads and writes, and for files that are no archive's.
     """
     threads, store = ("--engine", "threads"), f"{place}/store"
     out: dict[str, str] = {}
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
     out["verify"] = run("verify", archive, "--json", *threads)
     for engine, run_job in (("threads", run), ("spark", run_apart)):
-        one = ("compact", archive, "--store", f"{store}-{engine}", *NOW, "--engine", engine)
-        run_job(*one)
-        run_job(*one, "--force", "--sealed")
+        compact = ("compact", archive, "--store", f"{store}-{engine}", *NOW, "--engine", engine)
+        run_job(*compact)
+        run_job(*compact, "--force", "--sealed")
         out[f"verify --store {engine}"] = run_job(
             "verify", "--store", f"{store}-{engine}", "--json", "--engine", engine
         )
         run_job("reindex", archive, "--output", f"{place}/rebuilt-{engine}", "--engine", engine)
-        found[f"segments {engine}"] = logs_and_indexes(f"{store}-{engine}")
-        found[f"rebuilt {engine}"] = files(f"{place}/rebuilt-{engine}")
-    assert found["segments spark"] == found["segments threads"]
-    assert found["rebuilt spark"] == found["rebuilt threads"]
+        results[f"segments {engine}"] = logs_and_indexes(f"{store}-{engine}")
+        results[f"rebuilt {engine}"] = files(f"{place}/rebuilt-{engine}")
+    assert results["segments spark"] == results["segments threads"]
+    assert results["rebuilt spark"] == results["rebuilt threads"]
     store = f"{store}-threads"
     run("restore", "--store", store, "--output", f"{place}/restored")
     run("vacuum", "--store", store, "--grace-hours", "0")
     run("verify", "--store", store, *threads)
-    found["restored"] = {
+    results["restored"] = {
         name: data for name, data in files(f"{place}/restored").items() if "meta.properties" not in name
     }
     out["lookup"] = run("lookup", archive, "--partition", "orders-0", "--offset", "4711", "--json")
@@ -139,7 +139,7 @@ def everything(archive: str, place: str, here: Path) -> dict[str, object]:
     ):  # fmt: skip
         output = f"{to}/{name}-{len(words)}"
         (run_apart if name == "export" else run)(name, *words, "--output", output)
-        found[f"{name} {len(words)}"] = {
+        results[f"{name} {len(words)}"] = {
             path: rows(data) if path.endswith(".parquet") else data
             for path, data in files(output).items()
             if "_lastkey_export" not in path and not path.endswith(".parquet.crc")
@@ -156,18 +156,18 @@ def everything(archive: str, place: str, here: Path) -> dict[str, object]:
     run("vacuum", "--store", store, "--erased")
     out["erase --check, archive"] = run(*erase, "--check")  # the archive holds it still
     out["erase --check"] = run(*erase, "--check", "--no-archive")
-    found["erased"] = logs_and_indexes(store)
-    assert found["erased"] != found["segments threads"]
-    for name, said in out.items():
-        text = said.replace(place, "P").replace(archive, "A").replace(str(EXAMPLE), "A").replace(str(here), "H")
-        found[name] = timeless(json.loads(text))
-    return found
+    results["erased"] = logs_and_indexes(store)
+    assert results["erased"] != results["segments threads"]
+    for name, printed in out.items():
+        text = printed.replace(place, "P").replace(archive, "A").replace(str(EXAMPLE), "A").replace(str(here), "H")
+        results[name] = timeless(json.loads(text))
+    return results
 
 
 def logs_and_indexes(store: str) -> dict[str, bytes]:
-    found = files(f"{store}/segments")
-    assert len([name for name in found if name.endswith(".log")]) > 4
-    return {name: data for name, data in found.items() if not name.endswith("manifest.json")}  # with ids of runs
+    segments = files(f"{store}/segments")
+    assert len([name for name in segments if name.endswith(".log")]) > 4
+    return {name: data for name, data in segments.items() if not name.endswith("manifest.json")}  # with ids of runs
 
 
 @pytest.fixture(scope="module")
@@ -181,9 +181,9 @@ def on_a_disk(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 def test_every_job_gives_the_same_result_in_each_cloud(
     bucket: str, on_a_disk: dict[str, object], tmp_path: Path
 ) -> None:
-    found = everything(f"{bucket}/archive", f"{bucket}/jobs", tmp_path)
+    results = everything(f"{bucket}/archive", f"{bucket}/jobs", tmp_path)
     for name, expected in on_a_disk.items():
-        assert found[name] == expected, name
+        assert results[name] == expected, name
 
 
 @pytest.mark.parametrize("name", ["kafka_log", "kafka_log_batches", "kafka_log_index"])
@@ -201,7 +201,7 @@ def test_one_of_several_concurrent_writers_commits(bucket: str) -> None:
 def test_missing_bucket_is_a_usage_error(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
     scheme = bucket.partition("://")[0]
     for words in (("verify", f"{scheme}://missing/a"), ("vacuum", "--store", f"{scheme}://missing/a")):
-        code, line, error = said_by(capsys, *words)
+        code, line, error = run_failing(capsys, *words)
         assert (code, error["kind"]) == (2, "MissingBucketError")
         assert re.match(f"error: {scheme}://missing at http://127.0.0.1:[0-9]+[^ ]*: there is no such bucket", line)
 
@@ -211,7 +211,7 @@ WRONG = f"A{KEY[1:]}"
 
 @pytest.mark.parametrize("words", [("verify", "az://logs/archive"), ("vacuum", "--store", "az://logs/archive")])
 @pytest.mark.parametrize(
-    ("given", "kind", "said"),
+    ("given", "kind", "message"),
     [
         (
             {"AZURE_STORAGE_ACCOUNT_KEY": WRONG},
@@ -222,14 +222,14 @@ WRONG = f"A{KEY[1:]}"
     ],
     ids=["key", "endpoint"],
 )
-def test_unusable_azure_account_is_a_one_line_error(azure, words, given, kind, said, capsys) -> None:
-    with socket.socket() as taken:  # so that no other process can listen there
-        taken.bind(("127.0.0.1", 0))
-        closed = f"http://127.0.0.1:{taken.getsockname()[1]}/{ACCOUNT}"
+def test_unusable_azure_account_is_a_one_line_error(azure, words, given, kind, message, capsys) -> None:
+    with socket.socket() as bound:  # so that no other process can listen there
+        bound.bind(("127.0.0.1", 0))
+        closed = f"http://127.0.0.1:{bound.getsockname()[1]}/{ACCOUNT}"
         with environment({name: value.format(closed=closed) for name, value in given.items()}):
-            code, line, error = said_by(capsys, *words)
+            code, line, error = run_failing(capsys, *words)
     assert (code, error["kind"]) == (5, kind)
-    assert said in line and WRONG not in line
+    assert message in line and WRONG not in line
     assert line.startswith("error: az://logs at http://127.0.0.1:") or line.startswith("error: Azure at http://127")
 
 
@@ -264,7 +264,7 @@ def test_refused_or_closed_connections_are_a_one_line_error(server, kind, reques
     with s3_proxy(at.port or 0) as proxy, environment({variable: f"{proxy.url}{at.path}"}):
         root = open_root(f"{scheme}://logs/archive")
         proxy.decide = lambda method, path: FAULTS[kind]
-        code, line, error = said_by(capsys, "verify", f"{scheme}://logs/archive")
+        code, line, error = run_failing(capsys, "verify", f"{scheme}://logs/archive")
         with pytest.raises(OSError) as raised:
             table.head(root, "t")
         by_delta = job_error(raised.value)
@@ -320,7 +320,7 @@ def test_file_with_only_failing_requests_is_not_reported_as_damage(server, fault
     scheme, variable = ENDPOINTS[server]
     decide = lambda method, path: fault if "orders-0/00000000000000000000.log" in unquote(path) else None  # noqa: E731
     with s3_proxy(at.port or 0, decide) as proxy, environment({variable: f"{proxy.url}{at.path}"}):
-        code, line, error = said_by(capsys, "verify", f"{scheme}://logs/archive", "--engine", "threads")
+        code, line, error = run_failing(capsys, "verify", f"{scheme}://logs/archive", "--engine", "threads")
     assert (code, error["kind"]) == (5, "UnavailableError")
     assert f" at {proxy.url}{at.path}: " in line
 
@@ -344,7 +344,7 @@ def test_server_that_stops_responding_is_a_one_line_error(server, when, request,
 
     compact = ("compact", f"{scheme}://logs/archive", "--store", f"{scheme}://logs/silent-{when}", *NOW)
     with s3_proxy(at.port or 0, decide) as proxy, environment({variable: f"{proxy.url}{at.path}"}):
-        code, line, error = said_by(capsys, *compact, "--engine", "threads", seconds=30)
+        code, line, error = run_failing(capsys, *compact, "--engine", "threads", seconds=30)
     assert is_silent
     assert (code, error["kind"]) == (5, "UnavailableError")
     assert line.startswith("error: ") and f" at {proxy.url}{at.path}: is not available: " in line

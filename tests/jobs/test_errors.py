@@ -1,4 +1,4 @@
-"""Kinds of errors: one table, which everything that is raised belongs to."""
+"""Kinds of errors: one table that contains every raised error."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_every_error_has_the_fields_of_its_kind() -> None:
     calls = _calls()
     assert len(calls) > 200
     for where, kind, call in calls:
-        given = {word.arg for word in call.keywords}
-        assert None in given or _fields(kind) <= given, f"{where}: {kind.name} lacks {_fields(kind) - given}"
+        keywords = {word.arg for word in call.keywords}
+        assert None in keywords or _fields(kind) <= keywords, f"{where}: {kind.name} lacks {_fields(kind) - keywords}"
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

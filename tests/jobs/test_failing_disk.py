@@ -1,4 +1,4 @@
-"""A disk that fails under a job: reported as the machine's fault, and never ignored. tests/attack found all of it."""
+"""Disk failures during a job are reported as environment errors and never ignored. tests/attack found each case."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _WORDS = (
 def test_unlistable_archive_is_a_problem(
     part: Partition, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not an archive that holds nothing, with which all is done."""
+    """The archive must not be treated as empty."""
     store = str(tmp_path / "store")
-    given = [words[0], str(part.root), *(store if word == "STORE" else word for word in words[1:]), "--json"]
+    arguments = [words[0], str(part.root), *(store if word == "STORE" else word for word in words[1:]), "--json"]
     with faults(tmp_path, Fault("list", str(part.root), error="EIO", times=None)):
-        assert main(given) == 3
+        assert main(arguments) == 3
     assert happened(tmp_path)[0] > 0
     report = json.loads(capsys.readouterr().out)
     assert any("left out" in note for note in report["notes"])
@@ -131,10 +131,10 @@ def test_vacuum_ignores_files_that_are_already_deleted(tmp_path: Path) -> None:
 
 
 def _flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
+    paths: list[str] = []
     name = lambda descriptor: str(Path(f"/proc/self/fd/{descriptor}").readlink())  # noqa: E731
-    monkeypatch.setattr(os, "fsync", lambda descriptor: found.append(name(descriptor)))
-    return found
+    monkeypatch.setattr(os, "fsync", lambda descriptor: paths.append(name(descriptor)))
+    return paths
 
 
 def test_directory_entries_of_a_new_store_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

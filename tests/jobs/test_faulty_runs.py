@@ -1,4 +1,6 @@
-"""The command line in processes of its own in which operations fail: exit codes, reports, and that others continue."""
+"""The command line in separate processes with failing operations: exit codes, reports, and progress of other
+partitions.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ for arguments in json.loads(sys.argv[1]):
 
 @pytest.fixture
 def two(tmp_path: Path) -> Partition:
-    """t-0, in which something will fail, and u-0, which is as healthy as it."""
+    """t-0, in which an operation will fail, and the undamaged u-0."""
     part = build(tmp_path / "archive")
     shutil.copytree(part.folder, part.root / "u-0")
     return part
@@ -110,8 +112,8 @@ FULL = {"full-whole": 1 << 30, "full-splits": 500}
 def test_compact_continues_with_other_partitions(tmp_path: Path) -> None:
     """Whichever read fails, the other partition is committed; a full disk is the machine's. One session for all."""
     parts = {case: _partitions(tmp_path / case) for case in (*READS, *FULL)}
-    given = [Fault("read", str(parts[c].log(_THIRD)), nth=nth, error="EIO") for c, (_, nth) in READS.items()]
-    given += [Fault("write", f"{parts[case].store}/segments/t-0/*", error="ENOSPC") for case in FULL]
+    faults = [Fault("read", str(parts[c].log(_THIRD)), nth=nth, error="EIO") for c, (_, nth) in READS.items()]
+    faults += [Fault("write", f"{parts[case].store}/segments/t-0/*", error="ENOSPC") for case in FULL]
     splits = {case: split for case, (split, _) in READS.items()} | FULL
     commands = []
     for case, part in parts.items():
@@ -120,18 +122,18 @@ def test_compact_continues_with_other_partitions(tmp_path: Path) -> None:
         commands.append(
             ["compact", str(part.root), "--store", str(part.store), "--now", NOW, "--config", str(config), "--json"]
         )
-    done, stderr = run(tmp_path, commands, *given)
-    assert happened(tmp_path) == [1] * len(given)
+    done, stderr = run(tmp_path, commands, *faults)
+    assert happened(tmp_path) == [1] * len(faults)
     for (case, part), (code, report) in zip(parts.items(), done, strict=True):
         if case in FULL:
             assert (code, report["error"]["kind"]) == (5, "DiskFullError"), case
             continue
         assert code == 3, (case, stderr)
-        told = {f"{p['topic']}-{p['partition']}": p for p in report["partitions"]}
-        problem = told["t-0"]["problem"]
+        partitions = {f"{p['topic']}-{p['partition']}": p for p in report["partitions"]}
+        problem = partitions["t-0"]["problem"]
         assert (problem["kind"], problem["path"]) == ("unreadable", f"t-0/{part.log(_THIRD).name}"), case
         assert "Errno 5" in problem["found"]
-        assert told["u-0"]["problem"] is None
+        assert partitions["u-0"]["problem"] is None
         assert list((part.store / "segments" / "u-0").rglob("*.log"))
         assert not list((part.store / "segments").glob("t-0/*/*"))
 

@@ -144,7 +144,7 @@ def column(frame):
 
 @pytest.mark.slow
 def test_decoders_work_in_sql(spark, topic):
-    found = spark.sql(
+    frame = spark.sql(
         "SELECT kafka_string(key) k, kafka_long(value) l, kafka_schema_id(value) id, kafka_partition(key, 12) p,"
         " kafka_problem(value, 'long') IS NULL fine FROM topic"
     )
@@ -154,7 +154,7 @@ def test_decoders_work_in_sql(spark, topic):
         ("�", None, 7, last, False),
     ]  # fmt: skip
     expected = spark.createDataFrame(rows, "k string, l bigint, id int, p int, fine boolean")
-    assert_df_equality(found, expected, ignore_nullable=True)
+    assert_df_equality(frame, expected, ignore_nullable=True)
 
 
 @pytest.mark.slow
@@ -174,36 +174,38 @@ def test_decoders_work_on_dataframes(topic):
 
 @pytest.mark.slow
 def test_partitioner_accepts_keys_of_other_types(spark, topic):
-    asked = "kafka_partition('order-17', 50), kafka_partition(17, 50), kafka_partition(17L, 50), kafka_murmur2('abc')"
+    expressions = (
+        "kafka_partition('order-17', 50), kafka_partition(17, 50), kafka_partition(17L, 50), kafka_murmur2('abc')"
+    )
     packed = (b"order-17", struct.pack(">i", 17), struct.pack(">q", 17))
     expected = [twin.default_partition(key, 50) for key in packed] + [twin.murmur2(b"abc")]
     names = [f"v{i}" for i in range(len(expected))]
-    found = spark.sql(f"SELECT {asked}").toDF(*names)
+    frame = spark.sql(f"SELECT {expressions}").toDF(*names)
     expected_row = spark.createDataFrame([tuple(expected)], ", ".join(f"{n} int" for n in names))
-    assert_df_equality(found, expected_row, ignore_metadata=True)
+    assert_df_equality(frame, expected_row, ignore_metadata=True)
 
 
 @pytest.mark.slow
 def test_avro_as_json_text_is_readable_by_from_json(spark, topic):
     types = "id bigint, note string, at timestamp, raw binary, price decimal(9,2), lines array<map<string, double>>"
     read = f"kafka_avro(kafka_payload(value), '{SCHEMA}')"
-    found = spark.sql(
+    frame = spark.sql(
         f"SELECT {read} text, from_json({read}, '{types}, who string') j,"
         f" kafka_avro_problem(kafka_payload(value), '{SCHEMA}') why FROM topic"
     ).collect()
-    assert [row.text is None for row in found] == [False, True, True, True]
-    assert [row.why is None for row in found] == [True, False, True, False]
-    check_order(found[0].j)
+    assert [row.text is None for row in frame] == [False, True, True, True]
+    assert [row.why is None for row in frame] == [True, False, True, False]
+    check_order(frame[0].j)
 
 
 @pytest.mark.slow
 def test_avro_is_decoded_to_a_struct(spark, topic):
     register_avro(spark, "orders_avro", SCHEMA)
     register_avro(spark, "orders_by_id", SCHEMA, writers={7: SCHEMA})
-    for asked in ("orders_avro(kafka_payload(value))", "orders_by_id(value)"):
-        found = column(spark.sql(f"SELECT {asked} FROM topic"))
-        check_order(found[0])
-        assert found[1:] == [None] * 3
+    for expression in ("orders_avro(kafka_payload(value))", "orders_by_id(value)"):
+        structs = column(spark.sql(f"SELECT {expression} FROM topic"))
+        check_order(structs[0])
+        assert structs[1:] == [None] * 3
 
 
 def check_order(order):

@@ -28,9 +28,9 @@ def archive(tmp_path):
 
 def inspect(*arguments):
     """Run inspect, and return (exit code, stdout, stderr)."""
-    done = CliRunner().invoke(cli.lastkey, ["inspect", *map(str, arguments)])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.stdout, done.stderr
+    result = CliRunner().invoke(cli.lastkey, ["inspect", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
 
 
 def test_file_is_printed_as_by_kafka_dump_log(tmp_path_factory, monkeypatch):
@@ -95,9 +95,9 @@ def test_search_prints_the_matching_lines_of_a_complete_dump(tmp_path, monkeypat
     assert expected
     one_by_one = inspect(tmp_path, *flags, *limits)
     if as_json:
-        found = [json.loads(line) for line in one_by_one[1].splitlines()]
-        assert [(o["file"], o["offset"]) for o in found if o["type"] == "record"] == expected
-        assert {o["file"] for o in found} == {file for file, _ in expected}
+        objects = [json.loads(line) for line in one_by_one[1].splitlines()]
+        assert [(o["file"], o["offset"]) for o in objects if o["type"] == "record"] == expected
+        assert {o["file"] for o in objects} == {file for file, _ in expected}
     else:
         assert re.findall("Dumping (.*)", one_by_one[1]) == list(dict.fromkeys(file for file, _ in expected))
         assert len(re.findall(r"(?m)^\| offset", one_by_one[1])) == len(expected)
@@ -204,7 +204,7 @@ def test_index_mismatches_are_json_objects(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--offset", "5"], "expected FROM..TO"),
         (["--offset", "5..9223372036854775808"], "expected FROM..TO"),
@@ -213,14 +213,14 @@ def test_index_mismatches_are_json_objects(tmp_path):
         (["--key-decoder", "strin"], "did you mean string?"),
     ],
 )
-def test_errors_for_wrong_options_name_the_expected_value(archive, arguments, said, capsys):
+def test_errors_for_wrong_options_name_the_expected_value(archive, arguments, message, capsys):
     assert cli.main(["inspect", str(archive), *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_paths_without_logs_are_refused(archive, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    for arguments, said in (
+    for arguments, message in (
         ([archive, tmp_path / "gone"], f"{tmp_path}/gone: expected a file or a folder, found nothing"),
         ([tmp_path / "empty"], "expected log files, indexes, snapshots or checkpoints, found none"),
         ([archive, "--topics", "user"], f"no topic of {archive} matches user; did you mean users?"),
@@ -228,7 +228,7 @@ def test_paths_without_logs_are_refused(archive, tmp_path, capsys):
     ):
         assert cli.main(["inspect", *map(str, arguments)]) == 2
         done = capsys.readouterr()
-        assert said in done.err
+        assert message in done.err
         assert done.out == ""
 
 
@@ -247,7 +247,7 @@ def test_folder_argument_verifies_only_indexes(archive):
 
 @pytest.mark.slow
 def test_inspect_ends_silently_when_its_reader_closes_the_pipe(archive):
-    """As `inspect ... | head` ends: no words, and the code of a closed pipe."""
+    """As in `inspect ... | head`: no message, and the exit code of a closed pipe."""
     command = [sys.executable, "-m", "lastkey", "inspect", str(archive)]
     root = Path(__file__).resolve().parents[2]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root) as process:
@@ -285,8 +285,8 @@ def test_missing_segment_in_the_searched_range_is_a_problem(tmp_path, capsys, li
         path.unlink()
     for folder in (part.root, part.folder):
         assert cli.main(["inspect", str(folder), *limits]) == (3 if passes else 0)
-        said = f"problem: {part.log(24)} at byte 0: gap: expected a segment that begins at offset 12"
-        assert (said in capsys.readouterr().err) == passes
+        message = f"problem: {part.log(24)} at byte 0: gap: expected a segment that begins at offset 12"
+        assert (message in capsys.readouterr().err) == passes
         assert cli.main(["inspect", str(folder), *limits, "--set", "gaps=accept"]) == 0
     assert cli.main(["inspect", *map(str, files_in(part.folder)), *limits]) == 0
     (part.folder / f"{0:020d}.log").rename(tmp_path / "first")
@@ -296,6 +296,6 @@ def test_missing_segment_in_the_searched_range_is_a_problem(tmp_path, capsys, li
     capsys.readouterr()
     code = cli.main(["inspect", str(part.root), *limits, "--output", str(texts), "--json"])
     assert code == (3 if passes else 0)
-    assert [said.removeprefix("problem: ") in p for p in json.loads(capsys.readouterr().out)["problems"]] == (
+    assert [message.removeprefix("problem: ") in p for p in json.loads(capsys.readouterr().out)["problems"]] == (
         [True] if passes else []
     )

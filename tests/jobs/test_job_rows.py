@@ -1,4 +1,4 @@
-"""Rows about whole runs in cleaner_runs: one for each run, whatever its end. None changes how its run ends."""
+"""Rows about whole runs in cleaner_runs: one per run with any outcome. Writing a row does not change the outcome."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class Place:
         write_partition(self.archive / "u-0", "a=1||a=2||")
         (self.archive / "u-0" / f"{0:020}.log").write_bytes(b"\xff" * 100)
 
-    def said(self, *words: str) -> dict[str, Any]:
+    def run_json(self, *words: str) -> dict[str, Any]:
         self.capsys.readouterr()
         assert main([*words, "--json"]) in (DONE, PROBLEMS)
-        told: dict[str, Any] = json.loads(self.capsys.readouterr().out)
-        return told
+        report: dict[str, Any] = json.loads(self.capsys.readouterr().out)
+        return report
 
     def runs(self, *more: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.said("runs", "--store", str(self.store), *more)["runs"]
-        return found
+        rows: list[dict[str, Any]] = self.run_json("runs", "--store", str(self.store), *more)["runs"]
+        return rows
 
     def outcomes(self, *more: str) -> list[tuple[str, str]]:
         return [(run["job"], run["outcome"]) for run in self.runs(*more)]
@@ -134,9 +134,9 @@ def test_failed_write_of_a_row_is_a_note(place: Place, how: str, monkeypatch: py
     else:  # a disk that hangs
         monkeypatch.setattr(recorded, "PATIENCE", 0.3)
     monkeypatch.setattr(recorded, "append_job_rows", refuse)
-    told = place.said(*place.arguments())
-    assert told["exit_code"] == DONE
-    assert [note for note in told["notes"] if note.startswith("this run is not in the table cleaner_runs: ")]
+    report = place.run_json(*place.arguments())
+    assert report["exit_code"] == DONE
+    assert [note for note in report["notes"] if note.startswith("this run is not in the table cleaner_runs: ")]
     place.add_damaged()
     assert place.compact() == PROBLEMS
     over.set()
@@ -180,12 +180,12 @@ def test_row_of_a_run_replaces_the_assumption_that_it_was_killed(tmp_path: Path)
     dead = killed_row(replace(LEASE, run_id=run_id(1)))
     append_job_rows(state, [dead])
     append_job_rows(state, [dead])
-    assert [found.outcome for found in job_rows(open_state(str(tmp_path)))] == ["killed"]
+    assert [job_row.outcome for job_row in job_rows(open_state(str(tmp_path)))] == ["killed"]
     append_job_rows(
         state, [row(JobRow, run_id=run_id(1), job="compact", exit_code=0, figures='{"committed_partitions": 1}')]
     )
     append_job_rows(state, [dead])
-    assert [found.outcome for found in job_rows(open_state(str(tmp_path)))] == ["done"]
+    assert [job_row.outcome for job_row in job_rows(open_state(str(tmp_path)))] == ["done"]
 
 
 def test_audit_run_is_recorded_beside_its_tables(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_audit_run_is_recorded_beside_its_tables(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
     audit(tmp_path / "archive", store)
     recorded.recorded("audit keys", store, run, dry_run=False)
-    (found,) = job_rows(open_state(store))
-    assert (found.job, found.outcome, found.amounts["sources"], found.amounts["summary"]) == (
+    (rows,) = job_rows(open_state(store))
+    assert (rows.job, rows.outcome, rows.amounts["sources"], rows.amounts["summary"]) == (
         "audit keys", "done", ["a"], {"keys": 1},
     )  # fmt: skip
     (tmp_path / "store" / "segments").mkdir()
@@ -218,14 +218,14 @@ def test_old_rows_are_removed_except_the_last_success(tmp_path: Path, monkeypatc
         append_job_rows(
             state, [row(JobRow, run_id=run_id(night), job="compact", exit_code=code, ended_ms=night, started_ms=night)]
         )
-    found = job_rows(open_state(str(tmp_path)))
-    assert 20 <= len(found) <= 20 + 8 + 1
-    assert [one.ended_ms for one in found if one.exit_code == DONE] == [3]
-    assert found[-1].ended_ms == 59
+    rows = job_rows(open_state(str(tmp_path)))
+    assert 20 <= len(rows) <= 20 + 8 + 1
+    assert [entry.ended_ms for entry in rows if entry.exit_code == DONE] == [3]
+    assert rows[-1].ended_ms == 59
 
 
 def test_run_id_with_a_path_deletes_no_file_elsewhere(place: Place) -> None:
-    """Anybody who may write to the store can have put a lease there."""
+    """Every user with write access to the store can write a lease."""
     place.compact()
     victim = place.store / "state" / "victim.json"
     victim.write_text("{}")

@@ -23,7 +23,7 @@ FOLDERS = ("restore", "convert", "convert --store", "reindex", "inspect")
 
 
 class Lab:
-    """Two archives with a store each, and a folder of somebody else."""
+    """Two archives with a store each, and a folder of another user."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.archive, self.store = root, root / "archive", root / "store"
@@ -77,9 +77,9 @@ def test_folder_with_a_dangling_link_is_not_empty(lab: Lab, command: str, capsys
 def test_output_that_cannot_be_a_folder_is_refused(lab: Lab, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     (lab.root / "link").symlink_to(lab.root / "nothing")
     os.mkfifo(lab.root / "fifo")
-    for output, found in (("link", "a broken link"), ("fifo", "a named pipe"), ("/dev/null", "a device")):
+    for output, description in (("link", "a broken link"), ("fifo", "a named pipe"), ("/dev/null", "a device")):
         assert lab.write(command, lab.root / output) == USAGE
-        assert f"expected an empty or absent folder, found {found}" in capsys.readouterr().err
+        assert f"expected an empty or absent folder, found {description}" in capsys.readouterr().err
     assert not (lab.root / "nothing").exists()
 
 
@@ -175,7 +175,7 @@ def test_in_place_indexes_are_not_replaced_through_a_link(
     before = tree(moved)
     words = ["reindex", "--in-place", "--engine", "threads"]
     assert main([*words, str(root)]) == PROBLEMS
-    assert f"{linked}: " in (said := capsys.readouterr().out) and "a symbolic link" in said
+    assert f"{linked}: " in (output_text := capsys.readouterr().out) and "a symbolic link" in output_text
     assert tree(moved) == before
     assert all(index.read_bytes() != b"\1" * 8 for index in files_in(root / "beside" / "u-0", "*.index"))
     (tmp_path / "named").symlink_to(root / "beside")
@@ -192,7 +192,7 @@ def test_file_created_during_the_run_is_kept(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="found another file"), whole_file(path, kind, "--proof") as part:
             part.write(b"ours")
             path.write_bytes(b"theirs")
-        assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("file", b"theirs")]
+        assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("file", b"theirs")]
         with pytest.raises(UsageError, match="found a symbolic link"), whole_file(path, kind, "--proof"):
             path.unlink()
             path.symlink_to(tmp_path / "nothing")

@@ -171,11 +171,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
 
         def run(code: str, *words: str) -> tuple[int, int, str]:
             assert process.stdin is not None and process.stdout is not None
-            said = folder / str(len(list(folder.iterdir())))
-            process.stdin.write(json.dumps([code, words, str(said)]) + "\n")
+            output_file = folder / str(len(list(folder.iterdir())))
+            process.stdin.write(json.dumps([code, words, str(output_file)]) + "\n")
             process.stdin.flush()
             ended, peak = json.loads(process.stdout.readline())
-            return ended, peak, said.read_text(errors="replace")
+            return ended, peak, output_file.read_text(errors="replace")
 
         yield run
 
@@ -227,14 +227,14 @@ def test_decompression_bomb_needs_no_more_memory_than_an_intact_archive(
     job: str, measured: Measured, tmp_path: Path, config: Path
 ) -> None:
     roots = {bomb: build(tmp_path / (bomb or "healthy") / "archive", bomb) for bomb in (None, *BOMBS)}
-    (code, healthy, said), *found = (measured(*command(job, root, config)) for root in roots.values())
-    assert code == (3 if job == "reindex" else 0), said  # there are no indexes
-    for bomb, (code, peak, said) in zip(BOMBS, found, strict=True):
+    (code, healthy, output), *measurements = (measured(*command(job, root, config)) for root in roots.values())
+    assert code == (3 if job == "reindex" else 0), output  # there are no indexes
+    for bomb, (code, peak, output) in zip(BOMBS, measurements, strict=True):
         print(f"{job}, {bomb}: {peak / MIB:.0f} MiB, healthy {healthy / MIB:.0f} MiB, exit code {code}")
-        assert peak < healthy + ALLOWED, said
+        assert peak < healthy + ALLOWED, output
         if (job, bomb) not in UNHARMED:
-            assert code == 3, said
-            assert "max.decompressed.batch.bytes" in said
+            assert code == 3, output
+            assert "max.decompressed.batch.bytes" in output
 
 
 @pytest.mark.slow
@@ -309,16 +309,19 @@ def test_memory_for_large_batches_is_within_the_bound_of_a_task(
         command_line = command(job, root, config)
         if command_line[0] is _TASK:
             command_line[3:] = [str(tmp_path / root.parent.name / "store"), str(LARGE), str(n)]
-        code, found, output = measured(*command_line)
+        code, peak_bytes, output = measured(*command_line)
         assert code == 0, output
-        return found
+        return peak_bytes
 
     least = peak(healthy, 13)
     for magic, (root, n) in large.items():
-        found = peak(root, n)
+        peak_memory = peak(root, n)
         # COMPACTION.md, "Costs": a chunk, decompressed batches, and three times one batch; four with magic 3. Rows of
         # the data source stand in an Arrow batch too
         batches = 3 + (magic == 3) + (job == "rows")
         bound = (8 + 32) * MIB + batches * LARGE
-        print(f"{job}, magic {magic}: {(found - least) / MIB:.0f} MiB more than a small archive, of {bound / MIB:.0f}")
-        assert found < least + bound
+        print(
+            f"{job}, magic {magic}: {(peak_memory - least) / MIB:.0f} MiB more than a small archive, "
+            f"at most {bound / MIB:.0f}"
+        )
+        assert peak_memory < least + bound

@@ -50,22 +50,22 @@ def archive(tmp_path: Path) -> Path:
 
 
 def test_listing_notes_names_that_are_not_utf8(archive):
-    found = listed(str(archive))
-    assert list(found.partitions) == [("users", 0)]
-    assert found.notes == [f"{archive}: 3 names that are not UTF-8; left out"]
+    listing = listed(str(archive))
+    assert list(listing.partitions) == [("users", 0)]
+    assert listing.notes == [f"{archive}: 3 names that are not UTF-8; left out"]
 
 
 @pytest.mark.slow
 def test_reading_jobs_note_names_that_are_not_utf8(archive, tmp_path):
-    said = "3 names that are not UTF-8"
+    note = "3 names that are not UTF-8"
     checked = reindex.run(ReindexOptions(str(archive), check=True), Silent())
-    assert (checked.exit_code, said in checked.to_text()) == (0, True)
+    assert (checked.exit_code, note in checked.to_text()) == (0, True)
     page = archive_report.run(
         ReportOptions(str(archive), str(tmp_path / "page.html"), now_ms=1_790_000_000_000), Silent()
     )
-    assert (page.exit_code, said in page.to_text()) == (0, True)
+    assert (page.exit_code, note in page.to_text()) == (0, True)
     looked = lookup.run(LookupOptions(archive=str(archive), times=("earliest",)), Silent())
-    assert (looked.exit_code, said in looked.to_text()) == (0, True)
+    assert (looked.exit_code, note in looked.to_text()) == (0, True)
     assert len(find_partitions([f"{archive}/*/*.log"], Selection())) == 1
     assert len(find_partitions([str(archive)], Selection())) == 1
     assert open_partition(archive / "users-0").segments

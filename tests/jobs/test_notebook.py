@@ -55,7 +55,7 @@ def test_credentials_are_refused_and_not_repeated():
 
 def test_profile_selects_topics(archive):
     def names(*topics, **exclude):
-        return [found.name() for found in archive.profile(*topics, **exclude).profiles]
+        return [partition_profile.name() for partition_profile in archive.profile(*topics, **exclude).profiles]
 
     assert names("t,other") == ["other-0", "t-0", "t-1"]
     assert names("*", exclude="t") == ["other-0"]
@@ -127,16 +127,16 @@ nbformat.write(notebook, sys.argv[2])
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     out = tmp_path / "executed.ipynb"
     words = [sys.executable, "-c", RUN, str(NOTEBOOK), str(out), str(NOTEBOOK.parent)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    completed = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr[-4000:]
     cells = [cell for cell in json.loads(out.read_text())["cells"] if cell["cell_type"] == "code"]
     outputs = [json.dumps(cell["outputs"]) for cell in cells]
     assert [text for text in outputs if '"output_type": "error"' in text] == []
     whole = "\n".join(outputs)
-    for said in (
+    for expected in (
         "orders", "Live and dead bytes by segment", "905 keys in 12,818 records", "would be clean", "% less",
         "Keys that have waited longest",
     ):  # fmt: skip
-        assert said in whole, said
+        assert expected in whole, expected
     assert whole.count("image/png") == 2, "plots of the tables of an audit"
     assert not (NOTEBOOK.parents[1] / "work/notebook-store").exists(), "a dry run writes nothing"

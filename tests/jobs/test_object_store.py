@@ -52,27 +52,27 @@ def bucket() -> Iterator[str]:
 
 
 def run(*words: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(cli.lastkey, [*map(str, words)])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.stdout, done.stderr
+    result = CliRunner().invoke(cli.lastkey, [*map(str, words)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
 
 
 def objects_in(uri: str) -> dict[str, bytes]:
     filesystem, path = file_system(uri)
     infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-    found = {}
+    objects = {}
     for info in infos:
         if info.type == pafs.FileType.File:
             with filesystem.open_input_file(info.path) as file:
-                found[info.path[len(path) + 1 :]] = file.read()
-    return found
+                objects[info.path[len(path) + 1 :]] = file.read()
+    return objects
 
 
-def timeless(said: object) -> object:
+def timeless(text: object) -> object:
     """Return JSON without times, and without the bytes read: of local files only headers are read."""
-    if isinstance(said, dict):
-        return {name: timeless(value) for name, value in said.items() if name not in CLOCKS}
-    return [timeless(value) for value in said] if isinstance(said, list) else said
+    if isinstance(text, dict):
+        return {name: timeless(value) for name, value in text.items() if name not in CLOCKS}
+    return [timeless(value) for value in text] if isinstance(text, list) else text
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_jobs_report_the_same_for_a_bucket(words):
     remote, local = (run(job, archive, *options) for archive in (uri, EXAMPLE))
     assert remote[0] == local[0] == 0
     assert len(local[1]) > 100
-    found, expected = remote[1].replace(uri, str(EXAMPLE)), local[1]
+    texts, expected = remote[1].replace(uri, str(EXAMPLE)), local[1]
     if "--json" in options and job != "inspect":
-        assert timeless(json.loads(found)) == timeless(json.loads(expected))
+        assert timeless(json.loads(texts)) == timeless(json.loads(expected))
     else:
-        assert VARIES.sub("", found) == VARIES.sub("", expected)
+        assert VARIES.sub("", texts) == VARIES.sub("", expected)
     assert remote[2].replace(uri, str(EXAMPLE)) == local[2]
 
 
@@ -104,11 +104,11 @@ def test_tiered_storage_in_a_bucket_equals_that_on_a_disk(upload, tmp_path):
         upload(tmp_path / "remote", "t-0", number, segment(batches(number * 50, number * 50 + 80)))
     uri, settings = f"{BUCKET}/{upload.__name__}", ["--topics", "t", "--cleanup-policy", "compact", "--sealed"]
     put(tmp_path / "remote", uri)
-    given = "tiered+" if upload is put_pinterest else ""  # else its folders are those of a log directory
+    scheme = "tiered+" if upload is put_pinterest else ""  # else its folders are those of a log directory
     for name, archive in (("a", tmp_path / "remote"), ("b", uri)):
         store = ["--store", tmp_path / f"store-{name}"]
         code, output, _ = run(
-            "compact", f"{given}{archive}", *store, *settings, "--engine", "threads", "--now", 1_800_000_000_000
+            "compact", f"{scheme}{archive}", *store, *settings, "--engine", "threads", "--now", 1_800_000_000_000
         )
         assert code == 0
         assert re.search(r"\bt-0 +\w+ +180 +", output), output
@@ -116,9 +116,9 @@ def test_tiered_storage_in_a_bucket_equals_that_on_a_disk(upload, tmp_path):
     ours = read_tree(tmp_path / "a")
     assert len(ours) > 5
     assert read_tree(tmp_path / "b") == ours
-    rows = read("kafka_log", f"{given}{uri}")
+    rows = read("kafka_log", f"{scheme}{uri}")
     assert rows["offset"].to_pylist() == list(range(180))
-    assert rows.equals(read("kafka_log", f"{given}{tmp_path / 'remote'}"))
+    assert rows.equals(read("kafka_log", f"{scheme}{tmp_path / 'remote'}"))
 
 
 def test_indexes_are_rebuilt_into_the_bucket(tmp_path):
@@ -136,9 +136,9 @@ def test_interrupted_conversion_into_a_bucket_is_continued(tmp_path):
 
     with pytest.raises(KeyboardInterrupt), at_step("partition converted", interrupt, 2):
         convert.run(options, Silent())
-    found = list_archive(open_root(uri), lambda _: True)
-    assert len(found.partitions) == 1
-    assert sum("unfinished, as" in note for note in found.notes) > 3
+    listing = list_archive(open_root(uri), lambda _: True)
+    assert len(listing.partitions) == 1
+    assert sum("unfinished, as" in note for note in listing.notes) > 3
     report = convert.run(options, Silent())
     assert report.exit_code == 0
     assert all(p.kept == p.segments for p in report.partitions)
@@ -177,13 +177,13 @@ def test_object_key_with_dots_or_an_empty_part_is_refused(tmp_path, part):
 
 
 def test_report_of_a_bucket_equals_that_of_a_disk(tmp_path):
-    given = ("--config", ROOT / "examples" / "topics.toml", "--now", 1795300000000)
+    options = ("--config", ROOT / "examples" / "topics.toml", "--now", 1795300000000)
     uri = f"{BUCKET}/archive"
-    found = [
-        json.loads(run("report", archive, "--output", tmp_path / "page.html", "--json", *given)[1])["partitions"]
+    reports = [
+        json.loads(run("report", archive, "--output", tmp_path / "page.html", "--json", *options)[1])["partitions"]
         for archive in (uri, EXAMPLE)
     ]
-    assert timeless(found[0]) == timeless(found[1])
+    assert timeless(reports[0]) == timeless(reports[1])
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ def test_records_of_a_bucket_equal_those_of_a_disk(options):
 
 @pytest.mark.parametrize("name", ["kafka_log_batches", "kafka_log_index"])
 def test_batches_and_index_entries_of_a_bucket_equal_those_of_a_disk(name):
-    found, expected = read(name, f"{BUCKET}/archive"), read(name, EXAMPLE)
-    assert found.drop_columns("path").equals(expected.drop_columns("path"))
-    assert set(found["path"].to_pylist()) == {
+    tables, expected = read(name, f"{BUCKET}/archive"), read(name, EXAMPLE)
+    assert tables.drop_columns("path").equals(expected.drop_columns("path"))
+    assert set(tables["path"].to_pylist()) == {
         path.replace(str(EXAMPLE), f"{BUCKET}/archive") for path in expected["path"].to_pylist()
     }
 
@@ -227,12 +227,12 @@ def test_segment_and_partition_of_a_bucket_are_read():
 
 
 def test_a_missing_bucket_or_folder_is_an_error(tmp_path):
-    for job, uri, said in (
+    for job, uri, message in (
         ("verify", f"{BUCKET}/nothing", "expected a folder with Kafka log directories, found none"),
         ("verify", "s3://nobody/archive", "there is no such bucket"),
         ("inspect", f"{BUCKET}/nothing", "expected a file or a folder, found nothing"),
     ):
-        with pytest.raises(Exception, match=said):
+        with pytest.raises(Exception, match=message):
             CliRunner().invoke(cli.lastkey, [job, uri], catch_exceptions=False, standalone_mode=False)
     write_partition(tmp_path / "t-0", "a=1 || b=2")
     put(tmp_path, f"{BUCKET}/shrinking")
@@ -270,25 +270,27 @@ def test_s3a_uris_are_accepted(tmp_path):
         code, output, errors = run(*words)
         assert code == 0, (words, errors)
         assert "s3a://" not in output + errors
-    found, expected = (
+    tables, expected = (
         read("kafka_log", uri, topics="prices", columns="topic,partition,offset")
         for uri in (archive, f"{BUCKET}/archive")
     )
-    assert found == expected and found.num_rows > 1000
+    assert tables == expected and tables.num_rows > 1000
 
 
 def test_deletable_files_of_a_bucket_equal_those_of_a_disk(tmp_path):
     """The answer is that of a disk; what it names is deleted, and it is not missed."""
     shutil.copytree(EXAMPLE, tmp_path / "archive")
     put(EXAMPLE, f"{BUCKET}/needed")
-    threads, said = ("--engine", "threads"), []
+    threads, outputs = ("--engine", "threads"), []
     for archive, store in ((tmp_path / "archive", tmp_path / "store"), (f"{BUCKET}/needed", f"{BUCKET}/store")):
         compact = ("compact", archive, "--store", store, "--config", "examples/topics.toml", *threads)
         assert run(*compact, "--now", "1795300000000", "--sealed")[0] == 0
         code, text, _ = run("archive-needed", archive, "--store", store, "--json", *threads)
-        said.append((code, text.replace(f"file://{archive}", "A").replace(str(archive), "A").replace(str(store), "S")))
-    answers = [{**json.loads(text), **dict.fromkeys(CLOCKS)} for _, text in said]
-    assert said[0][0] == said[1][0] == 0 and answers[0] == answers[1]
+        outputs.append(
+            (code, text.replace(f"file://{archive}", "A").replace(str(archive), "A").replace(str(store), "S"))
+        )
+    answers = [{**json.loads(text), **dict.fromkeys(CLOCKS)} for _, text in outputs]
+    assert outputs[0][0] == outputs[1][0] == 0 and answers[0] == answers[1]
     code, names, _ = run("archive-needed", archive, "--store", store, "--format", "paths", *threads)
     for name in names.splitlines():
         filesystem, path = file_system(name)
@@ -305,8 +307,8 @@ def test_archive_in_a_bucket_is_compacted_into_a_store_on_a_disk(tmp_path):
         words = ["compact", archive, "--store", store, "--config", "examples/topics.toml", "--now", "1795300000000"]
         command = [str(ROOT / "spark-submit.sh"), *map(str, words)]
         env = {**os.environ, "LASTKEY_VENV": sys.prefix}
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        completed = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        assert completed.returncode == 0, completed.stderr
         logs = files_in(store / "segments", "**/*.log")
         stores.append({f"{p.parent.parent.name}/{p.name}": p.read_bytes() for p in logs})
     assert len(stores[0]) > 4

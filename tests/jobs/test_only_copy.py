@@ -100,8 +100,8 @@ def test_rolled_back_generation_is_kept_if_later_ones_skipped_its_offsets(story,
     story.roll_back(1)
     story.generation(4, C, 500, **how)
     report = story.vacuum()
-    known = [[200, 299]] if "gaps" in how else [[0, 299]] if "reset" in how else [[100, 299]]
-    assert (2, known) in _kept(report)
+    ranges = [[200, 299]] if "gaps" in how else [[0, 299]] if "reset" in how else [[100, 299]]
+    assert (2, ranges) in _kept(report)
     assert 2 in story.there()
     assert story.vacuum(give_up=TopicFilter(("t",))).kept == []
     assert story.there() == [4]
@@ -142,7 +142,7 @@ def test_run_killed_before_its_commit_never_becomes_current(story, ahead):
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 def test_rebuild_killed_at_any_step_can_be_repeated(story, monkeypatch):
@@ -188,7 +188,7 @@ def test_rebuild_killed_at_any_step_can_be_repeated(story, monkeypatch):
 
 
 def test_generation_skipped_by_a_choice_is_kept(story):
-    """Somebody brought older tables back after a --reset: two generations have one number, and hold other logs."""
+    """Older tables were restored after a --reset: two generations have one number and different logs."""
     older = story.store.parent / "older"
     shutil.copytree(story.store / "state", older)
     story.generation(2, B, 200, reset=True)
@@ -214,9 +214,9 @@ class Runs:
         self.archive, self.store = folder / "archive", folder / "store"
 
     def run(self, *words: str, code: int = 0) -> dict[str, Any]:
-        found = cli.main([*words, "--store", str(self.store), "--json"])
+        exit_code = cli.main([*words, "--store", str(self.store), "--json"])
         report: dict[str, Any] = json.loads(self.capsys.readouterr().out)
-        assert found == code, report
+        assert exit_code == code, report
         return report
 
     def compact(self, text: str, *more: str, lost: Sequence[int] = (), code: int = 0, **settings: Any) -> None:

@@ -42,10 +42,10 @@ def test_launcher_runs_the_matching_python_with_packages_of_the_pack_first(launc
     _python(folder, "python", f'exec "{sys.executable}" "$@"')
     code = "import sys; print(sys.path[1:3], sys.argv[1:])"
     environment = {"PATH": f"{folder}:{os.defpath}", "PYTHONPATH": "/other"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [launcher, "-c", code, "a b"], env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
     )
-    assert done.stdout == f"{[str(launcher.parents[1] / 'lib'), '/other']} ['a b']\n", done.stderr
+    assert completed.stdout == f"{[str(launcher.parents[1] / 'lib'), '/other']} ['a b']\n", completed.stderr
     (folder / "python").unlink()
     named = environment | {"LASTKEY_PYTHON": sys.executable, "PATH": os.defpath}
     assert subprocess.run([launcher, "-c", "pass"], env=named, check=False).returncode == 0
@@ -54,11 +54,11 @@ def test_launcher_runs_the_matching_python_with_packages_of_the_pack_first(launc
 def test_node_without_the_matching_python_is_a_one_line_error(launcher, tmp_path):
     for name in (f"python{pack.PYTHON}", "python3", "python"):
         _python(tmp_path, name, "echo 2.7")
-    done = subprocess.run(
+    completed = subprocess.run(
         [launcher, "-V"], env={"PATH": f"{tmp_path}:{os.defpath}"}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 5
-    (line,) = done.stderr.splitlines()
+    assert completed.returncode == 5
+    (line,) = completed.stderr.splitlines()
     assert f"needs Python {pack.PYTHON} on " in line
 
 
@@ -78,10 +78,10 @@ def test_the_pack_is_found_among_the_archives(archives, python):
 
 
 def test_pack_has_exactly_the_required_packages():
-    names = {pack._normal(one.name) for one in pack._packages(driver=True)}
+    names = {pack._normal(package.name) for package in pack._packages(driver=True)}
     assert names >= {"numpy", "numba", "llvmlite", "pyarrow", "deltalake", "python-dateutil", "fastavro"}
     assert not names & {"pyspark", "py4j", "pytest", "hypothesis", "setuptools", "pip"}
-    of_executors = {pack._normal(one.name) for one in pack._packages(driver=False)}
+    of_executors = {pack._normal(package.name) for package in pack._packages(driver=False)}
     assert of_executors < names
     assert names - of_executors >= {"deltalake", "arro3-core", "delta-spark"}
     lines = (installation.HOME / "requirements" / "run.txt").read_text().splitlines()
@@ -106,11 +106,15 @@ def test_existing_file_with_the_name_of_the_pack_is_kept(tmp_path):
     with pytest.raises(ZeroDivisionError), whole_file(path) as part:
         part.write(b"half")
         part.write(bytes([1 // 0]))
-    assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("p.tar.gz", b"mine")]
+    assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("p.tar.gz", b"mine")]
 
 
 def test_pack_requirements_equal_those_of_the_project():
-    assert {one.split(">=")[0] for one in installation.requirements()} >= {"pyspark", "numba", "fastavro"}
+    assert {requirement.split(">=")[0] for requirement in installation.requirements()} >= {
+        "pyspark",
+        "numba",
+        "fastavro",
+    }
 
 
 def test_driver_without_a_package_names_the_required_pack():

@@ -1,4 +1,4 @@
-"""A store that has lost its tables: made again from its manifests, and nothing is guessed."""
+"""A store without tables: they are rebuilt from its manifests, without guessing."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def _decided(lab: Lab) -> int | None:
 
 
 def test_killed_run_does_not_replace_a_rollback(lab: Lab) -> None:
-    """Generation 3 was made twice: by a run that died before its commit, and by one that was rolled back."""
+    """Generation 3 exists twice: of a run killed before its commit, and of a rolled back run."""
     _dies_before_its_commit(lab)
     assert lab.run(lab.now_ms, force=True).exit_code == 0
     rollback.run(RollbackOptions(str(lab.store), 2), Silent())

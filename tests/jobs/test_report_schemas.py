@@ -60,20 +60,20 @@ OF_SPARK = (
 )
 
 
-def words(command: str, folder: Path) -> list[str]:
+def command_arguments(command: str, folder: Path) -> list[str]:
     """Return the arguments of a command, with the places in a folder."""
     job = next(name for name in JOBS if f"{command} ".startswith(f"{name} "))
-    given = [str(folder / word) if word.partition(".")[0].isupper() else word for word in command.split()]
-    return given + list(
+    arguments = [str(folder / word) if word.partition(".")[0].isupper() else word for word in command.split()]
+    return arguments + list(
         SETTINGS if job == "compact" else THREADS if job in ("reindex", "convert", "erase", "merge") else ()
     )
 
 
-def check(told: object, command: str) -> None:
+def check(report: object, command: str) -> None:
     """Check a report with the schema of its command."""
     job = next(name for name in JOBS if f"{command} ".startswith(f"{name} "))
     schema = json.loads((report_schemas.FOLDER / f"{job.partition(' ')[0]}.json").read_text())
-    jsonschema.validate(told, schema, jsonschema.Draft202012Validator)
+    jsonschema.validate(report, schema, jsonschema.Draft202012Validator)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_schema_files_are_generated_from_the_reports():
 
 def test_json_of_each_command_is_valid_for_its_schema(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in COMMANDS:
-        code = cli.main([*words(command, folder), "--json"])
+        code = cli.main([*command_arguments(command, folder), "--json"])
         out, err = capsys.readouterr()
         assert code in (0, 3), (command, out, err)
         check(json.loads(out), command)
@@ -116,7 +116,7 @@ def test_json_of_each_spark_command_is_valid_for_its_schema(
     write_log(folder / "ARCHIVE" / "__consumer_offsets-0", [[commit("g", "t", 0, 2), commit("g", "t", 1, 1)]])
     write_log(folder / "ARCHIVE" / "A.checkpoints.internal-0", [[checkpoint("g", "t", 2, 3)]])
     for command in ("compact ARCHIVE --store STORE", *OF_SPARK):
-        code = cli.main([*words(command, folder), "--json"])
+        code = cli.main([*command_arguments(command, folder), "--json"])
         out, err = capsys.readouterr()
         assert code in (0, 3), (command, out, err)
         told = json.loads(out)
@@ -136,7 +136,7 @@ def test_texts_fit_80_columns(
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
     for command in COMMANDS:
-        assert cli.main([*words(command, folder), "--no-progress"]) in (0, 3), command
+        assert cli.main([*command_arguments(command, folder), "--no-progress"]) in (0, 3), command
         lines = capsys.readouterr().out.splitlines()
         long = [line for line in lines if len(line) > 80 and max(map(len, line.split())) <= 40]
         assert long == [], command

@@ -192,21 +192,21 @@ def test_verbose_reports_steps_and_durations_on_stderr(archive, tmp_path, capsys
     for _ in range(2):  # so that there is a second generation
         assert run(capsys, *compact_words(archive), "--force")[0] == DONE
     places = {"ARCHIVE": str(archive), "STORE": str(tmp_path / "store"), "OUT": str(tmp_path / "out")}
-    given = []
+    options = []
     for word in words:
         for name, place in places.items():
             word = word.replace(name, place)  # noqa: PLW2901
-        given.append(word)
+        options.append(word)
     level = logging.getLogger("lastkey").level
     try:
-        code, _, err = run(capsys, *given, "--verbose", "--no-progress")
+        code, _, err = run(capsys, *options, "--verbose", "--no-progress")
         lines = err.splitlines()
         assert code == DONE
         for step in [steps] if steps == "1 file" else steps.split():
             assert any(step in line.partition(":")[0] and line.endswith(" s") for line in lines), (step, lines)
         if "out" in err:
             (tmp_path / "out").rename(tmp_path / "away")
-        code, _, err = run(capsys, *(w if w != places["OUT"] else f"{w}2" for w in given), "--no-progress")
+        code, _, err = run(capsys, *(w if w != places["OUT"] else f"{w}2" for w in options), "--no-progress")
         assert (code, err) == (DONE, "")
     finally:
         logging.getLogger("lastkey").setLevel(level)

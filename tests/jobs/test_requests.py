@@ -37,15 +37,15 @@ def proxy() -> Iterator[S3Proxy]:
 
 
 def run(*words: object) -> str:
-    done = CliRunner().invoke(cli.lastkey, [*map(str, words)])
-    assert done.exit_code == 0, (words, done.stdout, done.stderr)
-    return done.stdout
+    result = CliRunner().invoke(cli.lastkey, [*map(str, words)])
+    assert result.exit_code == 0, (words, result.stdout, result.stderr)
+    return result.stdout
 
 
 def files_below(uri: str) -> list[str]:
     filesystem, path = file_system(uri)
-    found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-    return [info.path for info in found if info.type == pafs.FileType.File]
+    infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+    return [info.path for info in infos if info.type == pafs.FileType.File]
 
 
 def test_writing_creates_no_folder_objects(proxy, tmp_path):
@@ -121,8 +121,8 @@ def test_reports_count_requests_of_spark_tasks(proxy):
     proxy.decide = lambda method, path: None
     for words in (("verify", f"{BUCKET}/archive"), ("verify", str(ROOT / "examples" / "archive"))):
         command = [sys.executable, "-m", "lastkey", *words, "--engine", "spark", "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)["io"]
-        assert found == json.loads(run(*words, *THREADS, "--json"))["io"]
-        assert found["bytes_read"] > 2_000_000
+        completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        assert completed.returncode == 0, completed.stderr
+        requests = json.loads(completed.stdout)["io"]
+        assert requests == json.loads(run(*words, *THREADS, "--json"))["io"]
+        assert requests["bytes_read"] > 2_000_000

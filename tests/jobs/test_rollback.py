@@ -118,8 +118,8 @@ def test_rollback_makes_an_older_generation_current_and_the_next_run_continues(l
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
     lab.check_whole(manifest_segments(lab.state(), "t", 0))
     _age(lab)
-    done = vacuum.run(VacuumOptions(str(lab.store)), Silent())
-    assert done.kept == []
+    vacuumed = vacuum.run(VacuumOptions(str(lab.store)), Silent())
+    assert vacuumed.kept == []
     assert not third.exists()
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
 
@@ -147,8 +147,8 @@ def test_offsets_missing_in_the_archive_are_reported_before_and_after(lab: Lab) 
     for dry_run in (True, False):
         report = _rollback(lab, 1, dry_run=dry_run)
         assert report.to_json()["partitions"][0]["lost"] == want
-        said = f"offsets {want[0][0]} to {want[0][1]} are in generation 3, and are not in the archive any more"
-        assert said in report.to_text()
+        message = f"offsets {want[0][0]} to {want[0][1]} are in generation 3, and are not in the archive any more"
+        assert message in report.to_text()
         assert "--generation 3" in report.to_text()
     assert _rollback(lab, 3).to_json()["partitions"][0]["lost"] == []
 

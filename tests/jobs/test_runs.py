@@ -34,9 +34,9 @@ def store(tmp_path):
 
 def test_runs_command_lists_each_run(store, capsys):
     assert cli.main(["runs", "--store", store]) == DONE
-    header, _, _, one, two, note, _, last = capsys.readouterr().out.splitlines()
+    header, _, _, run, two, note, _, last = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["run", "(UTC)", "id"]
-    assert " ".join(one.split()) == "2023-11-14 22:13 00000000 2 2,000 20 8.0 KiB 2.0 KiB"
+    assert " ".join(run.split()) == "2023-11-14 22:13 00000000 2 2,000 20 8.0 KiB 2.0 KiB"
     assert two.startswith("2023-11-15 22:13") and note == "  t-0 started over"
     assert last == f"2 runs in {store}; exit code 0"
 

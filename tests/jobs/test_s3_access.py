@@ -1,4 +1,4 @@
-"""Archives and stores in a bucket through a real server, with a proxy between that refuses, hangs, cuts and loses."""
+"""Archives and stores in a bucket on a real server, behind a proxy that refuses, delays, cuts and loses responses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lastkey.udfs.storage import cached_root, open_root
 from tests.bench.race_commits import losing, race
 from tests.builders.errors import raises_kind
 from tests.builders.logs import write_partition
-from tests.builders.one_line import SECONDS, said_by
+from tests.builders.one_line import SECONDS, run_failing
 from tests.builders.s3_proxy import COMMITS, CUT, SLOW_DOWN, Decide, Fault, each, every, s3_proxy
 from tests.builders.s3_server import BUCKET, CREDENTIALS, environment, put, s3_server
 from tests.builders.stores import make_commit, run_id
@@ -86,7 +86,7 @@ ERRORS = {
 def test_unusable_bucket_is_a_one_line_error(port, name, capsys):
     fault, kind, words = ERRORS[name]
     with s3_proxy(port, always(fault)) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
-        code, line, error = said_by(capsys, *(ARCHIVE if len(name) % 2 else STORE))
+        code, line, error = run_failing(capsys, *(ARCHIVE if len(name) % 2 else STORE))
         assert proxy.happened
     assert code == error["exit_code"] == 5
     assert line.startswith(f"error: s3://logs at {proxy.url}: ")
@@ -116,11 +116,11 @@ def test_delta_reports_the_same_bucket_error(port, name, monkeypatch):
 
 @pytest.mark.parametrize("words", [ARCHIVE, STORE, ("inspect", f"{BUCKET}/a/t-0/0.log"), ("verify", *STORE[1:])])
 def test_unresponsive_endpoint_is_an_error(port, words, capsys):
-    with socket.socket() as taken:  # so that no other process can listen there
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as bound:  # so that no other process can listen there
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         with environment({"AWS_ENDPOINT_URL": url}):
-            code, line, _ = said_by(capsys, *words)
+            code, line, _ = run_failing(capsys, *words)
     assert code == 5
     assert line.startswith(f"error: s3://logs at {url}: is not available: Connection refused")
 
@@ -130,7 +130,7 @@ def test_unresponsive_endpoint_is_an_error(port, words, capsys):
               "verify --store s3://nobody/a", "lookup s3://nobody/a --time latest"],
 )  # fmt: skip
 def test_missing_s3_bucket_is_a_usage_error(port, words, capsys):
-    code, line, error = said_by(capsys, *words.split())
+    code, line, error = run_failing(capsys, *words.split())
     assert (code, error["kind"]) == (2, "MissingBucketError")
     assert re.match("error: s3://nobody at http://127.0.0.1:[0-9]+: there is no such bucket; ", line)
     with pytest.raises(OSError, match="NoSuchBucket") as raised:
@@ -142,22 +142,22 @@ def test_missing_credentials_are_an_error(port, tmp_path, capsys):
     """No credentials in the environment or in a profile, and the machine has no role."""
     (tmp_path / "config").write_text("[default]\nregion = eu-north-1\n")
     files = {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
-    for given in (files, {name: str(tmp_path / "none") for name in files}):
-        with environment({**NO_KEYS, **given}):
-            code, line, error = said_by(capsys, *ARCHIVE)
+    for variables in (files, {name: str(tmp_path / "none") for name in files}):
+        with environment({**NO_KEYS, **variables}):
+            code, line, error = run_failing(capsys, *ARCHIVE)
             assert (code, error["kind"]) == (5, "DeniedError")
             assert "access is denied: " in line
             with pytest.raises(OSError, match=r"credential|token") as raised:
                 table.head(open_root(f"{BUCKET}/a"), "t")
-            found = job_error(raised.value)
-            assert found.kind.name == "DeniedError"
-            assert found is not None and len(found.line().splitlines()) == 1
+            known = job_error(raised.value)
+            assert known.kind.name == "DeniedError"
+            assert known is not None and len(known.line().splitlines()) == 1
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://host", "http://127.0.0.1:1/path", "http://"])
 def test_invalid_endpoint_is_a_usage_error(endpoint, capsys):
     with environment({**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}):
-        code, line, _ = said_by(capsys, *ARCHIVE)
+        code, line, _ = run_failing(capsys, *ARCHIVE)
     assert code == 2
     assert "found an endpoint (AWS_ENDPOINT_URL) that is not http://HOST:PORT or https://HOST:PORT" in line
 
@@ -229,10 +229,10 @@ def test_request_error_of_one_file_is_a_problem_of_its_partition(port):
     assert str(again) == str(refused.value)
     with pytest.raises(AccessError):
         stopped(again, "x")
-    told = RuntimeError(
+    error = RuntimeError(
         f"Job aborted\n  lastkey.logformat.storage.access_error.AccessError: {again}\n\tat x"
     )  # as Spark tells it
-    assert str(job_error(told)) == str(job_error(again)) == str(again)
+    assert str(job_error(error)) == str(job_error(again)) == str(again)
 
 
 @pytest.mark.parametrize(("fault", "kind"), [(CUT, "UnavailableError"), (SLOW_DOWN, "UnavailableError")], ids=str)
@@ -242,7 +242,7 @@ def test_file_with_only_failing_requests_is_not_reported_as_damage(port, fault, 
     put(tmp_path, f"{BUCKET}/failing-{kind}")
     decide = lambda method, path: fault if path.endswith("00.log") else None  # noqa: E731
     with s3_proxy(port, decide) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
-        code, line, error = said_by(capsys, "verify", f"{BUCKET}/failing-{kind}")
+        code, line, error = run_failing(capsys, "verify", f"{BUCKET}/failing-{kind}")
     assert (code, error["kind"]) == (5, kind)
     assert line.startswith(f"error: s3://logs at {proxy.url}: ")
 
@@ -262,7 +262,7 @@ def test_each_endpoint_has_its_own_file_system_in_a_process(port, tmp_path):
 
 
 def test_hdfs_is_a_one_line_error(capsys):
-    code, line, report = said_by(capsys, "verify", "hdfs://127.0.0.1:1/x")
+    code, line, report = run_failing(capsys, "verify", "hdfs://127.0.0.1:1/x")
     assert (code, report["kind"]) == (2, "UsageError")
     assert "expected a path, or the URI of a bucket, found none of file://, s3://, gs://, az://" in line
 
@@ -295,8 +295,8 @@ def test_table_can_be_at_any_valid_key_of_a_bucket(port, key, tmp_path, capsys):
         assert change(f"{BUCKET}/keys/{key}" if i else uri, **{f"k{i}": i}) == i
     assert content(uri) == {"k0": 0, "k1": 1}
     plain = pafs.S3FileSystem(endpoint_override=f"127.0.0.1:{port}", scheme="http", region="eu-central-1")
-    found = plain.get_file_info(pafs.FileSelector(f"logs/keys/{key}/state/t/_delta_log"))
-    assert sorted(info.base_name for info in found) == [f"{i:020}.json" for i in range(2)]
+    infos = plain.get_file_info(pafs.FileSelector(f"logs/keys/{key}/state/t/_delta_log"))
+    assert sorted(info.base_name for info in infos) == [f"{i:020}.json" for i in range(2)]
     write_partition(tmp_path / "t-0", "a=1 | b=2 || c=3")
     put(tmp_path, f"{uri}/archive")
     assert main(["verify", f"{uri}/archive"]) == 0
@@ -310,15 +310,15 @@ def test_invalid_key_of_a_table_is_refused(port, key):
 
 
 def test_commit_is_conditional_in_every_environment(port):
-    given = {"AWS_CONDITIONAL_PUT": "disabled", "AWS_S3_ALLOW_UNSAFE_RENAME": "true", "AWS_SKIP_SIGNATURE": "true"}
-    with environment(given):
+    variables = {"AWS_CONDITIONAL_PUT": "disabled", "AWS_S3_ALLOW_UNSAFE_RENAME": "true", "AWS_SKIP_SIGNATURE": "true"}
+    with environment(variables):
         change(f"{BUCKET}/conditional", a=1)
         root, seen = open_root(f"{BUCKET}/conditional"), []
 
         def plan(version: table.Version) -> Change:
             seen.append(version.number)
             if len(seen) == 1:
-                change(f"{BUCKET}/conditional", b=2)  # somebody is faster
+                change(f"{BUCKET}/conditional", b=2)  # another writer commits first
             return table.replaced(version, ["name"], pa.table([["c"], [3]], schema=SCHEMA), {})
 
         assert table.swap(root, "t", SCHEMA, plan) == 2
@@ -402,16 +402,18 @@ def test_expired_token_and_refused_writes_during_tasks_are_errors(port):
     runs = [_compact_words("expiring", "store"), _compact_words("example", "denied")]
     with s3_proxy(port, decide) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url, "PYTHONPATH": str(ROOT)}):
         command = [sys.executable, "-c", ONE_SESSION, json.dumps(runs)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert expired
-    reports = [json.loads(text.rpartition("\n")[0]) for text in done.stdout.split("\0")[:-1]]
+    reports = [json.loads(text.rpartition("\n")[0]) for text in completed.stdout.split("\0")[:-1]]
     errors = [(report["error"]["kind"], report["error"]["exit_code"]) for report in reports]
-    assert errors == [("ExpiredCredentialsError", 5), ("DeniedError", 5)], done.stderr
+    assert errors == [("ExpiredCredentialsError", 5), ("DeniedError", 5)], completed.stderr
     where = "(s3://logs|S3)"  # the words of a read name no bucket, those of other requests do
     message = f"error: {where} at {re.escape(proxy.url)}: the credentials have expired: ExpiredToken; log in again"
-    assert re.search(message, done.stderr)
-    assert "access is denied" in done.stderr
-    assert "AccessError" not in done.stderr and "/udfs/" not in done.stderr  # beside the daemon's BrokenPipeError
+    assert re.search(message, completed.stderr)
+    assert "access is denied" in completed.stderr
+    assert (
+        "AccessError" not in completed.stderr and "/udfs/" not in completed.stderr
+    )  # beside the daemon's BrokenPipeError
 
 
 def test_refused_writes_of_a_bucket_are_not_a_partition_problem(port, capsys):

@@ -1,4 +1,4 @@
-"""A pattern that matches nothing: said with the nearest name, before a nightly job does nothing for ever."""
+"""A pattern without a match is an error with the nearest name, so that a nightly job does not silently do nothing."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_folder_without_a_partition_is_not_an_archive(archive, tmp_path, capsys,
     ):
         places = {"ARCHIVE": str(folder), "STORE": str(tmp_path / "store"), "OUT": str(tmp_path / "out")}
         assert cli.main([places.get(word, word) for word in words]) == USAGE
-        said = f"{folder}: expected folders <topic>-<partition> of an archive, found none{more}"
-        assert said in capsys.readouterr().err
+        message = f"{folder}: expected folders <topic>-<partition> of an archive, found none{more}"
+        assert message in capsys.readouterr().err
     assert tree(tmp_path) == before
 
 

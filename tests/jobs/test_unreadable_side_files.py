@@ -1,4 +1,4 @@
-"""A file beside a log that cannot be read, on a disk that fails or by its mode, may be whole, and be read tomorrow."""
+"""A side file that is unreadable because of a disk failure or its mode may be intact and readable later."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def _compact(part: Partition, store: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def _made(store: Path) -> dict[str, bytes]:
-    found = read_tree(store / "segments")
-    return {path.rpartition("/")[2]: data for path, data in found.items() if "manifest" not in path}
+    files = read_tree(store / "segments")
+    return {path.rpartition("/")[2]: data for path, data in files.items() if "manifest" not in path}
 
 
 @pytest.mark.parametrize("error", ["EIO", "EACCES"])
@@ -105,11 +105,11 @@ def test_reindex_does_not_replace_an_unreadable_side_file(
     assert happened(tmp_path)[0] > 0
     report = json.loads(capsys.readouterr().out)
     assert tree(part.folder)[name.removeprefix("t-0/")] == before[name.removeprefix("t-0/")]
-    said = {f["path"]: (f["status"], f["reason"]) for p in report["partitions"] for f in p["files"]}
+    outcomes = {f["path"]: (f["status"], f["reason"]) for p in report["partitions"] for f in p["files"]}
     if times is None or not name.endswith("checkpoint"):
-        assert (code, said[name]) == (3, ("impossible", "unreadable"))
+        assert (code, outcomes[name]) == (3, ("impossible", "unreadable"))
     else:
-        assert said[name][0] == "same"
+        assert outcomes[name][0] == "same"
 
 
 def test_a_lookup_in_a_store_continues_without_damaged_epochs(

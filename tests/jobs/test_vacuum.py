@@ -51,7 +51,7 @@ def tables_vacuumed(monkeypatch):
 
 @pytest.fixture
 def three_generations(maker):
-    """t-0: generation 3 keeps a segment of generation 1; a run that died; a folder that is none of ours."""
+    """t-0: generation 3 keeps a segment of generation 1; a killed run; a foreign folder."""
     first = maker.generation("t", 0, 1, {0: A, 100: B})
     maker.generation("t", 0, 2, {0: B}, kept=first[1:])
     maker.generation("t", 0, 3, {0: A}, kept=first[1:])
@@ -402,8 +402,8 @@ def test_files_of_a_shared_mount_are_kept(maker, tmp_path, shared):
     whole.mkdir()
     vacuumed = f"{sys.executable} -m lastkey vacuum --store"
     script = f"mount --bind {maker.store / shared} {copy / shared} && {vacuumed} {copy}"
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", script], check=True, capture_output=True, text=True)
-    assert f"{shared}: mounted here, and its files have another name; left alone" in done.stdout
+    completed = subprocess.run(["unshare", "-rm", "sh", "-c", script], check=True, capture_output=True, text=True)
+    assert f"{shared}: mounted here, and its files have another name; left alone" in completed.stdout
     assert tree(maker.store) == before
     script = f"mount --bind {copy} {whole} && {vacuumed} {whole}"
     subprocess.run(["unshare", "-rm", "sh", "-c", script], check=True)

@@ -154,8 +154,8 @@ def check_with_kafkas_tool(output: Path) -> None:
     """Check that kafka-dump-log finds nothing wrong with the indexes of the segments that we wrote."""
     files = [str(p) for p in files_in(output, "*/*index") if p.suffix in (".index", ".timeindex") and p.stat().st_size]
     for option in ("--index-sanity-check", "--verify-index-only"):
-        said = dump_log_segments(option, "--files", ",".join(files))
-        assert [line for line in said.splitlines() if BAD_INDEX.search(line)] == []
+        printed = dump_log_segments(option, "--files", ",".join(files))
+        assert [line for line in printed.splitlines() if BAD_INDEX.search(line)] == []
 
 
 @pytest.mark.parametrize("split", ["auto", "always"])

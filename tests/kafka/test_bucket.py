@@ -59,8 +59,8 @@ def compact_on_spark(archive: str, store: str, now_ms: int) -> None:
     words = ["compact", archive, "--store", store, "--config", "examples/topics.toml", "--now", str(now_ms)]
     command = [str(ROOT / "spark-submit.sh"), *words, "--engine", "spark"]
     env = {**os.environ, "LASTKEY_VENV": sys.prefix}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_store_in_a_bucket_equals_that_on_a_disk(tmp_path, capsys):

@@ -114,11 +114,13 @@ def test_client_logs_have_their_described_features(theirs):
     """A log without removable records would prove nothing."""
     about = {name: case.meta["partitions"][case.partitions[0]] for name, case in theirs.items()}
     for client in ("confluent", "kafka-python", "aiokafka"):
-        mine = {name: one for name, one in about.items() if name.startswith(client)}
+        mine = {name: features for name, features in about.items() if name.startswith(client)}
         assert len(mine) == 13
-        assert {name for name, one in mine.items() if one["markers"]} > {name for name in mine if "txn" in name}
+        assert {name for name, features in mine.items() if features["markers"]} > {
+            name for name in mine if "txn" in name
+        }
         assert {c for name in mine for c in list_codecs(theirs[name])} == {"none", "gzip", "snappy", "lz4", "zstd"}
-    inside = [one for one in about.values() if one["log_start"]]
+    inside = [features for features in about.values() if features["log_start"]]
     assert len(inside) == 2  # DeleteRecords of a repartition topic
     for name, case in theirs.items():
         bases = [int(path.stem) for path in files_in(case.input(case.partitions[0]))]
@@ -139,8 +141,8 @@ def test_reindex_equals_kafkas_recovery_of_client_logs(theirs, tmp_path):
     shutil.copytree(tmp_path / "archive", tmp_path / "kafka")
     recover(RecoverSpec(tmp_path / "kafka" / log.name, log.interval, log.log_start) for log in logs)
     reindexed(tmp_path / "archive", tmp_path / "ours")
-    found = [d for log in logs for d in differences(tmp_path / "kafka" / log.name, tmp_path / "ours" / log.name)]
-    assert found == []
+    different = [d for log in logs for d in differences(tmp_path / "kafka" / log.name, tmp_path / "ours" / log.name)]
+    assert different == []
 
 
 @pytest.mark.parametrize("name", INTERNAL)
@@ -149,13 +151,13 @@ def test_every_record_of_internal_topics_is_decoded(theirs, name):
     folder, decoder = case.input(case.partitions[0]), TOPICS[name]
     kinds: Counter[str] = Counter()
     for log in files_in(folder):
-        said = as_4_3_prints(dump_log_segments(DECODERS[decoder][1], "--files", log))
+        text = as_4_3_prints(dump_log_segments(DECODERS[decoder][1], "--files", log))
         got: list[bytes] = []
         dump_ours([str(log)], DumpOptions(LogOptions(True, partial(decode_records, decoder))), got.append)
-        assert b"".join(got).decode().splitlines() == said.splitlines()
-        assert not re.search("unknown|skipping|error", said, re.IGNORECASE)
-        kinds.update(re.findall(r'key: \{"type":"(\w+)"', said))
-        kinds["tombstones"] += said.count("payload: <DELETE>")
+        assert b"".join(got).decode().splitlines() == text.splitlines()
+        assert not re.search("unknown|skipping|error", text, re.IGNORECASE)
+        kinds.update(re.findall(r'key: \{"type":"(\w+)"', text))
+        kinds["tombstones"] += text.count("payload: <DELETE>")
     assert kinds.pop("tombstones") > 0
     names = DECODERS[decoder][2]
     assert {names[int(kind)] for kind in kinds} >= WRITTEN[decoder]

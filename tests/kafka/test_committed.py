@@ -40,7 +40,7 @@ def delivered(tmp_path_factory) -> tuple[Path, Answers, dict[str, int]]:
         lab().call("deliver", bootstrap=broker.bootstrap, topic="orders")
         answers = lab().call("committed_offsets", bootstrap=broker.bootstrap)
         ends = list_offsets(broker.bootstrap, {f"orders-{n}": [-1] for n in range(3)})
-        return broker.data, answers, {name: found[0][0] for name, found in ends.items()}
+        return broker.data, answers, {name: offset[0][0] for name, offset in ends.items()}
 
 
 def read(folder: Path) -> Committed:
@@ -50,23 +50,23 @@ def read(folder: Path) -> Committed:
 
 def test_committed_offsets_equal_those_of_the_broker(delivered):
     folder, answers, ends = delivered
-    found = read(folder)
+    commits = read(folder)
     ours: Answers = {}
-    for row in found.rows:
+    for row in commits.rows:
         assert row.certain
         name = f"{row.topic}-{row.partition}"
-        said = [row.offset, row.leader_epoch, row.metadata]
+        values = [row.offset, row.leader_epoch, row.metadata]
         if row.group_type == "share":
             done = sum(last + 1 - first for first, last in row.delivered)
-            said = [row.offset, ends[name] - row.offset - done]  # start and lag
-        ours.setdefault(row.group, {"type": row.group_type, "offsets": {}})["offsets"][name] = said
+            values = [row.offset, ends[name] - row.offset - done]  # start and lag
+        ours.setdefault(row.group, {"type": row.group_type, "offsets": {}})["offsets"][name] = values
     assert ours == answers
-    assert found.problems == ()
-    assert found.notes == ("__consumer_offsets-0: 2 records of transactions without an end do not count",)
+    assert commits.problems == ()
+    assert commits.notes == ("__consumer_offsets-0: 2 records of transactions without an end do not count",)
     assert {"classic-lagging", "consumer-lagging", "share-explicit", "transactional"} <= set(ours)
     assert not {"classic-deleted", "consumer-deleted", "share-deleted"} & set(ours)
     assert len(ours["simple ü"]["offsets"]) == 2
-    rows = [row for row in found.rows if row.group == "share-explicit"]
+    rows = [row for row in commits.rows if row.group == "share-explicit"]
     assert sum(len(row.delivered) for row in rows) > 3  # else the lags prove little
 
 
@@ -83,8 +83,8 @@ def test_share_states_are_merged_as_by_kafka():
             fold.append((drawn.choice([-1, -1, drawn.randrange(40)]), drawn.sample(batches, len(batches))))
         folds.append(fold)
     theirs = lab().call("combine_share_batches", folds=folds)
-    for fold, said in zip(folds, theirs, strict=True):
+    for fold, expected in zip(folds, theirs, strict=True):
         ranges = delivered_ranges([ShareStateRecord(start, np.array(batches, BATCH)) for start, batches in fold])
         ours = [offset for first, last in ranges for offset in range(first, last + 1)]
-        delivered = sorted(o for first, last, state, _ in said if state in (2, 4) for o in range(first, last + 1))
+        delivered = sorted(o for first, last, state, _ in expected if state in (2, 4) for o in range(first, last + 1))
         assert ours == delivered, fold

@@ -42,8 +42,8 @@ def raw_lines(folder: Path) -> str:
 
 def lines(folder: Path) -> list[str]:
     """Return the same without what a codec decides."""
-    said = raw_lines(folder).splitlines()
-    return [_DECIDED_BY_CODEC.sub("", line) for line in said if not line.startswith("Dumping ")]
+    text_lines = raw_lines(folder).splitlines()
+    return [_DECIDED_BY_CODEC.sub("", line) for line in text_lines if not line.startswith("Dumping ")]
 
 
 def bodies(folder: Path) -> list[tuple[bytes, bytes]]:
@@ -82,9 +82,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("codec", ["gzip", "lz4"])
 def test_compression_levels_give_the_bytes_of_kafkas_producer(written: Path, codec: str) -> None:
     for level in LEVELS[codec]:
-        found = bodies(written / f"{codec}{level}-0")
-        assert len(found) > 5
-        for stored, plain in found:
+        batch_bodies = bodies(written / f"{codec}{level}-0")
+        assert len(batch_bodies) > 5
+        for stored, plain in batch_bodies:
             assert compress(CODEC_NAMES.index(codec), plain, Levels(**{codec: level})) == stored, level
 
 
@@ -104,7 +104,7 @@ def test_report_predicts_the_size_of_a_gzip_topic_in_zstd(
     put(written / "packed-0", lab.archive / "packed-0")
     monkeypatch.setattr(codec_sizes, "_SAMPLE_BATCHES", 20)
     [row] = profile_archive(ReportOptions(str(lab.archive), output="-"), Silent()).codec_bytes
-    [zstd] = [one for one in row.codecs if one.codec == "zstd"]
+    [zstd] = [estimate for estimate in row.codecs if estimate.codec == "zstd"]
     assert 0 < zstd.error_bytes < 0.05 * zstd.bytes
     settings = {"defaults": COMPACT | {"compression.type": "zstd", "recompress": True}, "job": {"engine": "threads"}}
     [done] = lab.run(1_900_000_000_000, settings=settings, sealed=True, force=True).results
@@ -116,7 +116,7 @@ def test_report_predicts_the_size_of_a_gzip_topic_in_zstd(
 @pytest.mark.parametrize("topic", ["packed", "txn"])
 def test_gzip_topic_recompressed_with_zstd_has_the_same_records(written: Path, tmp_path: Path, topic: str) -> None:
     """The same archive, cleaned with the producers' codec and recompressed: Kafka's dumps differ only in the codec."""
-    found = {}
+    records = {}
     for name, settings in (("producer", {}), ("zstd", {"compression.type": "zstd", "recompress": True})):
         lab = Lab(None, tmp_path / name, {"defaults": COMPACT | settings, "job": {"engine": "threads"}})
         put(written / f"{topic}-0", lab.archive / f"{topic}-0")
@@ -125,11 +125,11 @@ def test_gzip_topic_recompressed_with_zstd_has_the_same_records(written: Path, t
         assert verify.run(check, Silent()).problems == []
         restored = tmp_path / name / "restored"
         restore.run(RestoreOptions(str(lab.store), str(restored)), Silent())
-        found[name] = lines(restored / f"{topic}-0")
+        records[name] = lines(restored / f"{topic}-0")
         codecs = set(re.findall(r"compresscodec: (\w+)", raw_lines(restored / f"{topic}-0")))
         assert codecs == {"gzip", "none"} & codecs | ({"zstd"} if name == "zstd" else {"gzip"})
-    assert found["zstd"] == found["producer"]
-    assert sum("| offset" in line for line in found["zstd"]) > 3000
+    assert records["zstd"] == records["producer"]
+    assert sum("| offset" in line for line in records["zstd"]) > 3000
     with start_restored(restored) as broker:
         problems, _ = check_served(broker.bootstrap, partition_dirs([broker.data]))
         assert problems == []

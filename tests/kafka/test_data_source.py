@@ -67,8 +67,8 @@ def test_every_record_equals_that_of_a_kafka_consumer(cases, tmp_path, number):
     with served_by_broker(parts) as broker:
         for name, folder in parts.items():
             for isolation in LEVELS:
-                given: dict[str, Any] = {"bootstrap": broker.bootstrap, "partition": name, "isolation": isolation}
-                n += lab().call("consume_fields", **given, output=tmp_path / "lines")
+                request: dict[str, Any] = {"bootstrap": broker.bootstrap, "partition": name, "isolation": isolation}
+                n += lab().call("consume_fields", **request, output=tmp_path / "lines")
                 theirs = (tmp_path / "lines").read_text("latin-1").splitlines()
                 assert ours(folder, isolation) == theirs, f"{name}: {isolation}"
     assert n > 1000
@@ -94,8 +94,8 @@ def test_folder_of_a_running_broker_is_read_up_to_its_high_watermark(tmp_path):
     """A query reads up to the checkpoint of that moment; all records once it is written, and after a stop."""
     with Broker(tmp_path, {"replica.high.watermark.checkpoint.interval.ms": 100}) as broker:
         make_logs(broker.bootstrap, ["topic=live records=500 keys=40 seed=3"])
-        given = {"bootstrap": broker.bootstrap, "partition": "live-0", "isolation": "read_uncommitted"}
-        lab().call("consume_fields", **given, output=tmp_path / "lines")
+        request = {"bootstrap": broker.bootstrap, "partition": "live-0", "isolation": "read_uncommitted"}
+        lab().call("consume_fields", **request, output=tmp_path / "lines")
         theirs = (tmp_path / "lines").read_text("latin-1").splitlines()
         running = ours(broker.data / "live-0", "read_uncommitted")
         assert len(theirs) == 501  # and the marker that rolls the segment
@@ -139,15 +139,15 @@ def test_every_row_equals_that_of_the_kafka_source_of_spark(cases, tmp_path):
             filled["subscribe"] = ",".join(TOPICS)
         queries.append({"startingOffsetsByTimestampStrategy": "latest", **filled})
     with served_by_broker(parts) as broker:
-        given = {
+        options = {
             "jars": ",".join(map(str, spark_kafka_jars())), "bootstrap": broker.bootstrap,
             "archive": str(tmp_path / "archive"), "queries": queries,
         }  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.kafka.compare_spark_sources", json.dumps(given)], cwd=ROOT,
+        completed = subprocess.run(
+            [sys.executable, "-m", "tests.kafka.compare_spark_sources", json.dumps(options)], cwd=ROOT,
             capture_output=True, text=True, check=False, timeout=500,
         )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:].replace("\n\n", "\n")
-    counts = json.loads(done.stdout.splitlines()[-1])
+    assert completed.returncode == 0, completed.stderr[-3000:].replace("\n\n", "\n")
+    counts = json.loads(completed.stdout.splitlines()[-1])
     assert len(counts) == len(queries)
     assert all(count > 0 for count in counts), counts

@@ -95,10 +95,10 @@ def dump_findings(paths, options):
     return "".join(findings.text())
 
 
-def rising(said):
+def rising(text):
     """Sort pairs that the tool prints in the order of a hash map."""
     out: list[list[str]] = []
-    for line in said.splitlines(keepends=True):
+    for line in text.splitlines(keepends=True):
         if line.startswith(("Mismatches", "Non-consecutive", "Found", "The following")):
             out.append([line])
         else:
@@ -113,7 +113,7 @@ def rising(said):
 def test_findings_for_every_file_of_the_golden_cases_equal_those_of_kafka(mode, tmp_path_factory):
     """Each call dumps one file: the tool orders several by a hash map."""
     flags, options = MODES[mode]
-    cases, said = golden(tmp_path_factory), 0
+    cases, n_findings = golden(tmp_path_factory), 0
     for name in case_names():
         for partition in cases[name].partitions:
             for folder in (cases[name].input(partition), cases[name].expected(3, partition)):
@@ -121,8 +121,8 @@ def test_findings_for_every_file_of_the_golden_cases_equal_those_of_kafka(mode, 
                     if path.suffix in (".log", ".index", ".timeindex"):
                         theirs = dump_log_findings(*flags, "--files", path)
                         assert dump_findings([path], options) == rising(theirs)
-                        said += bool(theirs)
-    assert said >= 10
+                        n_findings += bool(theirs)
+    assert n_findings >= 10
 
 
 def test_findings_for_wrong_indexes_equal_those_of_kafka(tmp_path):

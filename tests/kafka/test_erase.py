@@ -30,18 +30,18 @@ _HEADER = re.compile(r"baseOffset: (?P<base>\d+) lastOffset: (?P<last>\d+) .*? i
 
 def _records(folder: Path) -> dict[str, list[tuple[str, str]]]:
     """Return (key, line) of each data record, as kafka-dump-log prints it, by partition."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    records: dict[str, list[tuple[str, str]]] = {}
     logs = sorted(folder.rglob("*.log"))
     name, control = "", False
-    said = dump_log_segments("--deep-iteration", "--print-data-log", "--files", ",".join(map(str, logs)))
-    for line in said.splitlines():
+    output = dump_log_segments("--deep-iteration", "--print-data-log", "--files", ",".join(map(str, logs)))
+    for line in output.splitlines():
         if line.startswith("Dumping "):
             name = Path(line.removeprefix("Dumping ")).parent.name
         elif header := _HEADER.match(line):
             control = header["control"] == "true"
         elif (record := _RECORD.match(line)) and not control:
-            found.setdefault(name, []).append((record["key"], line))
-    return found
+            records.setdefault(name, []).append((record["key"], line))
+    return records
 
 
 def test_broker_serves_a_restored_store_without_the_erased_keys(cases, tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_broker_serves_a_restored_store_without_the_erased_keys(cases, tmp_path:
     (tmp_path / "keys").write_text("".join(f"{key}\n" for key in keys))
     (tmp_path / "hmac.key").write_bytes(SECRET)
     config = parse_config(lab.settings)
-    given = {"keys": str(tmp_path / "keys"), "hmac_key": str(tmp_path / "hmac.key"), "config": config}
-    report = erase.run(EraseOptions(store=str(lab.store), **given), Silent())
+    options = {"keys": str(tmp_path / "keys"), "hmac_key": str(tmp_path / "hmac.key"), "config": config}
+    report = erase.run(EraseOptions(store=str(lab.store), **options), Silent())
     assert report.result == "vacuum_needed", report.to_text()
     vacuum.run(VacuumOptions(str(lab.store), erased=True), Silent())
     restore.run(RestoreOptions(str(lab.store), str(tmp_path / "after")), Silent())

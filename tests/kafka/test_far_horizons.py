@@ -104,10 +104,10 @@ def _add(out: list[bytes], data: bytes) -> None:
 
 def test_data_source_reads_far_timestamps(place: Place) -> None:
     folder = restored(place, "again")
-    found = read("kafka_log", folder.parent, maxRecordsPerBatch="3")
-    times = np.asarray(found["timestamp"].cast("int64")) // 1000
+    table = read("kafka_log", folder.parent, maxRecordsPerBatch="3")
+    times = np.asarray(table["timestamp"].cast("int64")) // 1000
     expected = {r.offset: (r.timestamp, r.key) for r in data_records(folder)}
-    rows = zip(found["offset"].to_pylist(), times.tolist(), found["key"].to_pylist(), strict=True)
+    rows = zip(table["offset"].to_pylist(), times.tolist(), table["key"].to_pylist(), strict=True)
     assert {offset: (time, key) for offset, time, key in rows} == expected
 
 

@@ -1,4 +1,4 @@
-"""Look-ups against Kafka: its own log in-process, and a real broker's answers to clients."""
+"""Look-ups against Kafka: its log class in-process, and a real broker's responses to clients."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def queries(folder, rng, log_start=0, most=400):
     near += [int(log.stem) + d for log in files_in(folder) for d in (-1, 0, 1)]
     near += [log_start + d for d in (-1, 0, 1)] + [end + d for d in (-1, 0, 1, 1000)]
     offsets = [o for o in near if o >= 0] + [rng.randrange(end + 2) for _ in range(most - len(near))]
-    known = times[times >= 0].tolist() or [0]
-    asked = [t + d for t in rng.sample(known, min(len(known), 60)) for d in (-1, 0, 1)]
-    low, high = min(known), max(known)
-    asked += [rng.randrange(max(low - 1000, 0), high + 1000) for _ in range(most // 4)] + [0, high, high + 1]
-    return offsets, [*_SPECIAL, *(t for t in asked if t >= 0)]
+    log_times = times[times >= 0].tolist() or [0]
+    query_times = [t + d for t in rng.sample(log_times, min(len(log_times), 60)) for d in (-1, 0, 1)]
+    low, high = min(log_times), max(log_times)
+    query_times += [rng.randrange(max(low - 1000, 0), high + 1000) for _ in range(most // 4)] + [0, high, high + 1]
+    return offsets, [*_SPECIAL, *(t for t in query_times if t >= 0)]
 
 
 def ours(folder, offsets, times):
@@ -53,9 +53,9 @@ def ours(folder, offsets, times):
         answers = log.offsets_for_times(times)
         single = [log.lookup_offset(offset) for offset in offsets[:50]]
         ends = log.earliest, log.log_end_offset
-    for place, one in zip(places[:50], single, strict=True):
-        assert (place["status"] == FOUND) == (one is not None)
-        assert one is None or (one.position, one.last_offset) == (place["position"], place["last_offset"])
+    for place, answer in zip(places[:50], single, strict=True):
+        assert (place["status"] == FOUND) == (answer is not None)
+        assert answer is None or (answer.position, answer.last_offset) == (place["position"], place["last_offset"])
     kinds = {OUT_OF_RANGE: None, END: (-1, -1, -1)}
     by_offset = [
         kinds[int(p["status"])]
@@ -72,7 +72,7 @@ def ours(folder, offsets, times):
 @pytest.mark.parametrize("kind", ["input", "expected1", "log-start-raised"])
 def test_lookups_equal_those_of_kafkas_log_class(kind, tmp_path, tmp_path_factory):
     rng = random.Random(kind)
-    asked = 0
+    n_queries = 0
     for name, case in golden(tmp_path_factory).items():
         for partition in case.partitions:
             source = case.expected(1, partition) if kind == "expected1" else case.input(partition)
@@ -96,8 +96,8 @@ def test_lookups_equal_those_of_kafkas_log_class(kind, tmp_path, tmp_path_factor
             assert wrong == [], name
             wrong = [(t, a, b) for t, a, b in zip(times, by_time, theirs.times, strict=True) if a != b]
             assert wrong == [], name
-            asked += len(offsets) + len(times)
-    assert asked > 10_000
+            n_queries += len(offsets) + len(times)
+    assert n_queries > 10_000
 
 
 def first_readable(folder, offset):
@@ -133,18 +133,22 @@ def test_lookups_equal_those_of_a_broker(tmp_path_factory):
             [plans[renamed]] = [plan for plan in found_plans if plan.name == partition]
     assert sum(map(len, times.values())) > 10_000
     with served_by_broker(parts) as broker:
-        found = list_offsets(broker.bootstrap, times)
+        broker_offsets = list_offsets(broker.bootstrap, times)
         committed = list_offsets(broker.bootstrap, {name: some[:60] for name, some in times.items()}, "read_committed")
         read = seek(broker.bootstrap, offsets)
     for name, folder in parts.items():
         wrong = [
             (time, mine, theirs)
-            for time, mine, theirs in zip(times[name], expected[name], found[name], strict=True)
+            for time, mine, theirs in zip(times[name], expected[name], broker_offsets[name], strict=True)
             # for the ends of the log a broker returns the offset alone, and an epoch of its own
             if theirs[0] != (mine or (-1,))[0] or (time not in (-1, -2) and theirs[1:] != (mine or (-1, -1, -1))[1:])
         ]
         assert wrong == [], name
-        asked = Queries(np.array(times[name][:60]), np.ones(len(times[name][:60]), np.bool_))
-        mine = lookup(replace(plans[name], read_committed=True), asked).answers.column("answer_offset").to_pylist()
+        queries_by_time = Queries(np.array(times[name][:60]), np.ones(len(times[name][:60]), np.bool_))
+        mine = (
+            lookup(replace(plans[name], read_committed=True), queries_by_time)
+            .answers.column("answer_offset")
+            .to_pylist()
+        )
         assert [-1 if offset is None else offset for offset in mine] == [one[0] for one in committed[name]], name
         assert read[name] == [first_readable(folder, offset) for offset in offsets[name]], name

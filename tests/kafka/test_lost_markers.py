@@ -89,7 +89,7 @@ def test_golden_logs_have_no_lost_marker(tmp_path: Path, capsys: pytest.CaptureF
     data = {b.base_offset: b for b in batches if not b.control}
     raised = []  # by each marker, against the data before it
     for i, b in enumerate(batches):
-        before = [one for one in batches[:i] if one.producer_id == b.producer_id and not one.control]
+        before = [batch for batch in batches[:i] if batch.producer_id == b.producer_id and not batch.control]
         if b.control and before:
             raised.append(b.producer_epoch - before[-1].producer_epoch)
     assert {0, 1} <= set(raised) and len({b.producer_epoch for b in data.values()}) > 5, raised

@@ -80,8 +80,8 @@ def test_disks_of_a_cluster_after_an_unclean_election_are_merged(disks: tuple[Pa
     assert lost["broker-1"][0].first >= fork  # its cleaner may have removed the batch there
     assert not lost["broker-2"]
     assert not lost["broker-3"]
-    whole, found = read_batches(copies / "broker-3"), read_batches(tmp_path / "out")
-    assert {key: b.data for key, b in found.items()} == {key: b.data for key, b in whole.items()}
+    whole, batches = read_batches(copies / "broker-3"), read_batches(tmp_path / "out")
+    assert {key: b.data for key, b in batches.items()} == {key: b.data for key, b in whole.items()}
     lines = dump([tmp_path / "out" / FOLDER], "R")[tmp_path / "out" / FOLDER]
     assert digest_lines(visible_lines(lines, "read_uncommitted")) == read
     with start_restored(tmp_path / "out") as broker:

@@ -81,14 +81,14 @@ def test_broker_does_not_start_on_an_interrupted_conversion(
 
     half = cut_off("partition converted", 2)
     (unfinished,) = half.glob("*-*.part")
-    given = {name: path for name, path in partition_dirs([half]).items() if path.name != unfinished.name}
-    assert len(given) == 1
+    folders = {name: path for name, path in partition_dirs([half]).items() if path.name != unfinished.name}
+    assert len(folders) == 1
     message = rf"Found directory .*{unfinished.name}.* is not in the form of topic-partition"
-    with pytest.raises(LabError, match=message), served_by_broker(given, beside=[unfinished]):
+    with pytest.raises(LabError, match=message), served_by_broker(folders, beside=[unfinished]):
         pass
     all_there = cut_off("archive converted", 1)
-    given = partition_dirs([all_there])
-    assert len(given) == 2
-    with served_by_broker(given, beside=[all_there / "convert.part"]) as broker:
-        problems, _ = check_served(broker.bootstrap, given)
+    folders = partition_dirs([all_there])
+    assert len(folders) == 2
+    with served_by_broker(folders, beside=[all_there / "convert.part"]) as broker:
+        problems, _ = check_served(broker.bootstrap, folders)
         assert problems == []

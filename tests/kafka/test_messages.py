@@ -46,15 +46,15 @@ def is_known(name: str) -> bool:
 @pytest.fixture(scope="module")
 def classes() -> dict[str, str]:
     """Return name -> class of every message in the jars."""
-    found = {}
+    names = {}
     for jar, pattern in GENERATED.items():
         with zipfile.ZipFile(lab_jars() / f"kafka-{jar}-{NEW}.jar") as archive:
             for name in archive.namelist():
                 if re.fullmatch(pattern + r"\.class", name):
-                    found[name.removesuffix(".class").rpartition("/")[2]] = name.removesuffix(".class").replace(
+                    names[name.removesuffix(".class").rpartition("/")[2]] = name.removesuffix(".class").replace(
                         "/", "."
                     )
-    return found
+    return names
 
 
 # -- the table
@@ -90,10 +90,10 @@ def test_message_table_equals_the_classes_of_kafka(classes):
     theirs = lab().call("describe_messages", classes=list(classes.values()))
     for name in classes:
         message = table[name]
-        said = theirs[classes[name]]
-        assert (message.versions[0], message.versions[-1]) == (said["lowest"], said["highest"]), name
-        assert [of.name for of in message.fields if is_known(of.name)] == [of["name"] for of in said["order"]], name
-        for version, fields in enumerate(said["schemas"], said["lowest"]):
+        schema = theirs[classes[name]]
+        assert (message.versions[0], message.versions[-1]) == (schema["lowest"], schema["highest"]), name
+        assert [of.name for of in message.fields if is_known(of.name)] == [of["name"] for of in schema["order"]], name
+        for version, fields in enumerate(schema["schemas"], schema["lowest"]):
             assert wire(message.fields, version) == described(fields), (name, version)
 
 
@@ -101,8 +101,8 @@ def test_message_table_equals_the_classes_of_kafka(classes):
 
 
 def made(classes, name: str, version: int, count: int, seed: int):
-    found = lab().call("make_messages", **{"class": classes[name]}, version=version, count=count, seed=seed)
-    return [(base64.b64decode(one["bytes"]), one["json"]) for one in found]
+    messages = lab().call("make_messages", **{"class": classes[name]}, version=version, count=count, seed=seed)
+    return [(base64.b64decode(message["bytes"]), message["json"]) for message in messages]
 
 
 def test_random_messages_of_every_version_are_decoded(classes):
@@ -181,10 +181,10 @@ def test_coordinator_records_are_printed_as_by_kafka(classes, decoder):
     theirs = lab().call("parse_records", parser=DECODERS[decoder][0], records=records)
     offsets, keys, values = zip(*rows, strict=True)
     ours = decode_records(decoder, pa.array(keys, pa.binary()), pa.array(values, pa.binary()), offsets)
-    for row, said, *found in zip(rows, theirs, *(column.to_pylist() for column in ours), strict=True):
-        if not is_known("UnregisterControllerRecord") and (said[1] or "").endswith("Unknown metadata id 29"):
+    for row, expected, *texts in zip(rows, theirs, *(column.to_pylist() for column in ours), strict=True):
+        if not is_known("UnregisterControllerRecord") and (expected[1] or "").endswith("Unknown metadata id 29"):
             continue
-        assert all(map(is_as_printed, found, said)), (row, found, said)
+        assert all(map(is_as_printed, texts, expected)), (row, texts, expected)
     refused = [text for pair in theirs[:whole] for text in pair if text and "skipping" in text]
     if decoder == "remote-log-metadata":  # Kafka's classes refuse most random numbers: no segment ends before it begins
         assert len(refused) < whole - 10

@@ -99,15 +99,15 @@ def audit(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict
 
 def test_mirror_has_findings_only_for_records_of_other_writers(mirrored, tmp_path, capsys):
     words = ("--audits", tmp_path / "audits", "--every-version", *RENAMES)
-    code, found = audit(capsys, "mirror", mirrored.a, mirrored.b, "--exclude", "moves", *words)
-    assert (code, found["findings"]) == (0, 0), found
+    code, report = audit(capsys, "mirror", mirrored.a, mirrored.b, "--exclude", "moves", *words)
+    assert (code, report["findings"]) == (0, 0), report
     records = sum(len(lines) for name, lines in mirrored.lines.items() if name != "moves-0")
-    assert (found["summary"]["a_versions"], found["summary"]["b_versions"]) == (records, records)
-    _, found = audit(capsys, "mirror", mirrored.a, mirrored.b, "--topics", "moves", *words)
-    assert {kind for kind, n in found["summary"]["keys"].items() if n} <= {"equal", "extra", "extra_version"}
-    assert found["summary"]["extra_versions"] == OTHERS
-    assert found["summary"]["missing_versions"] == 0
-    assert found["findings"] > 0
+    assert (report["summary"]["a_versions"], report["summary"]["b_versions"]) == (records, records)
+    _, report = audit(capsys, "mirror", mirrored.a, mirrored.b, "--topics", "moves", *words)
+    assert {kind for kind, n in report["summary"]["keys"].items() if n} <= {"equal", "extra", "extra_version"}
+    assert report["summary"]["extra_versions"] == OTHERS
+    assert report["summary"]["missing_versions"] == 0
+    assert report["findings"] > 0
 
 
 def test_removed_changed_and_late_records_are_reported(mirrored, tmp_path, capsys):
@@ -123,13 +123,13 @@ def test_removed_changed_and_late_records_are_reported(mirrored, tmp_path, capsy
         copy / "same.users-0",
         {older.offset: replace(newer, offset=older.offset), newer.offset: replace(older, offset=newer.offset)},
     )
-    code, found = audit(
+    code, report = audit(
         capsys, "mirror", mirrored.a, copy, "--audits", tmp_path / "audits", "--exclude", "moves", *RENAMES
     )
     assert code == 3
-    shown = {(f"{r['topic']}-{r['partition']}", r["kind"]): r for r in found["first"]}
+    shown = {(f"{r['topic']}-{r['partition']}", r["kind"]): r for r in report["first"]}
     assert set(shown) == {("orders-0", "stale"), ("orders-1", "different"), ("same.users-0", "order")}
-    assert found["findings"] == 3
+    assert report["findings"] == 3
     assert shown["orders-0", "stale"]["missing_versions"] == 1
     assert shown["orders-1", "different"]["b_offset"] == changed.offset
     assert shown["same.users-0", "order"]["b_offset"] == older.offset
@@ -138,13 +138,13 @@ def test_removed_changed_and_late_records_are_reported(mirrored, tmp_path, capsy
 def test_consumer_continues_at_the_translated_offset_without_loss(mirrored, tmp_path, capsys):
     plan = tmp_path / "plan.csv"
     words = ("--audits", tmp_path / "audits", "--group", GROUP, "--output", plan, *RENAMES)
-    code, found = audit(capsys, "failover", mirrored.a, mirrored.b, *words)
-    assert code == 0, found
-    answers = {f"{one['topic']}-{one['partition']}": one for one in found["partitions"]}
+    code, report = audit(capsys, "failover", mirrored.a, mirrored.b, *words)
+    assert code == 0, report
+    answers = {f"{one['topic']}-{one['partition']}": one for one in report["partitions"]}
     assert {name: one["committed"] for name, one in answers.items()} == mirrored.committed
     assert {one["way"] for one in answers.values()} == {"identity"}
     theirs = checkpoints(mirrored.b / "A.checkpoints.internal-0")
-    opinions = {f"{one['topic']}-{one['partition']}": one for one in found["mirror_maker"]}
+    opinions = {f"{one['topic']}-{one['partition']}": one for one in report["mirror_maker"]}
     assert {name: one["offset"] for name, one in opinions.items()} == theirs
     assert {name: one["committed"] for name, one in opinions.items()} == mirrored.committed
     assert {name: one["skipped"] for name, one in opinions.items()} == {
@@ -188,13 +188,13 @@ def test_inspect_decodes_records_of_mirrormaker(mirrored, capsys):
         assert (value["version"], value["metadata"]) == (0, "")
         if key["group"] == GROUP:
             upstream[f"{b_topic[key['topic']]}-{key['partition']}"] = value["upstreamOffset"], value["offset"]
-    assert {name: found for name, (found, _) in upstream.items()} == mirrored.committed
+    assert {name: offset for name, (offset, _) in upstream.items()} == mirrored.committed
     assert {name: at for name, (_, at) in upstream.items()} == checkpoints(mirrored.b / "A.checkpoints.internal-0")
     syncs = decoded(mirrored.a / "mm2-offset-syncs.B.internal-0", "mirror-offset-syncs", capsys)
-    keys = {(key["topic"], key["partition"]) for key in (json.loads(one["key"]) for one in syncs)}
+    keys = {(key["topic"], key["partition"]) for key in (json.loads(sync["key"]) for sync in syncs)}
     assert {("orders", 0), ("orders", 1), ("moves", 0)} <= keys
-    for one in syncs:
-        value = json.loads(one["payload"])
+    for sync in syncs:
+        value = json.loads(sync["payload"])
         assert value.keys() == {"upstreamOffset", "offset"} and min(value.values()) >= 0
 
 
@@ -203,9 +203,9 @@ def decoded(folder: Path, decoder: str, capsys: pytest.CaptureFixture[str]) -> l
     logs = map(str, files_in(folder))
     assert main(["inspect", *logs, "--decoder", decoder, "--json", "--quiet"]) == 0
     lines = map(json.loads, capsys.readouterr().out.splitlines())
-    found = [line for line in lines if line.get("key") is not None and line.get("payload") is not None]
-    assert found
-    return found
+    records = [line for line in lines if line.get("key") is not None and line.get("payload") is not None]
+    assert records
+    return records
 
 
 def reset_offsets(broker: Broker, plan: Path) -> None:
@@ -213,8 +213,10 @@ def reset_offsets(broker: Broker, plan: Path) -> None:
     main = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
     words = ("--bootstrap-server", broker.bootstrap, "--group", GROUP, "--reset-offsets", "--from-file", plan)
     command = java_command(main, *map(str, words), "--execute")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0 and "Error" not in done.stdout + done.stderr, done.stdout + done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert completed.returncode == 0 and "Error" not in completed.stdout + completed.stderr, (
+        completed.stdout + completed.stderr
+    )
 
 
 def content(line: str) -> str:
@@ -232,7 +234,7 @@ def split(lines: tuple[str, ...], committed: int) -> tuple[Counter[str], Counter
 
 def checkpoints(folder: Path) -> dict[str, int]:
     """Return the offsets at which the group continues by MirrorMaker, by partition of A: Checkpoint.java, version 0."""
-    found = {}
+    offsets = {}
     for record in (r for log in files_in(folder) for batch in decode_log(log.read_bytes()) for r in batch.records):
         at, names = 0, []
         for _ in range(2):
@@ -242,8 +244,8 @@ def checkpoints(folder: Path) -> dict[str, int]:
         (partition,) = struct.unpack_from(">i", record.key, at)
         _, _, offset = struct.unpack_from(">hqq", record.value)
         if names[0] == GROUP:
-            found[f"{names[1].removeprefix('A.')}-{partition}"] = offset
-    return found
+            offsets[f"{names[1].removeprefix('A.')}-{partition}"] = offset
+    return offsets
 
 
 # -- rewriting a log

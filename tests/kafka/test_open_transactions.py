@@ -1,6 +1,5 @@
-"""A snapshot that denies an open transaction, under a real broker: it believes the file, and loses the key; we do not.
-
-So says KAFKA.md, "Producers". On the same log with the snapshots that belong to it, both clean alike.
+"""A snapshot without an open transaction of the log, under a real broker: the broker uses the snapshot and loses the
+key; Lastkey does not (KAFKA.md, "Producers"). On the same log with the snapshots that belong to it, both clean alike.
 """
 
 from __future__ import annotations

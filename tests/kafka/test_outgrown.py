@@ -73,8 +73,8 @@ class Runs:
             store = ("--store", str(place.store), "--topics", "t", "--now", str(NOW), "--force", "--sealed")
             code, output = place.run("compact", str(place.archive.parent), *store, *options)
             assert code == 0, output
-            code, found = place.run("verify", "--store", str(place.store))
-            assert code == 0, found
+            code, result = place.run("verify", "--store", str(place.store))
+            assert code == 0, result
         assert self.limited.generation().replace("||", "|") == self.whole.generation().replace("||", "|")
 
     def restored(self, name: str) -> list[Path]:

@@ -145,8 +145,8 @@ def cluster(tmp_path_factory) -> Cluster:
         (folder / "topics").write_text(kafka_configs(at, "--entity-type", "topics", "--describe"))
         (folder / "topics-all").write_text(kafka_configs(at, "--entity-type", "topics", "--describe", "--all"))
         (folder / "brokers").write_text(kafka_configs(at, "--entity-type", "brokers", "--describe"))
-        one = kafka_configs(at, "--entity-type", "brokers", "--entity-name", "1", "--describe", "--all")
-        (folder / "brokers-all").write_text(one)
+        broker_1 = kafka_configs(at, "--entity-type", "brokers", "--entity-name", "1", "--describe", "--all")
+        (folder / "brokers-all").write_text(broker_1)
         described = describe_configs(at, "TOPIC", names)
         live = {"plain": policies(folder, "--bootstrap-server", at)}
         (folder / "ca.pem").write_text(broker.certificate)
@@ -196,14 +196,15 @@ def test_policies_equal_the_described_settings_of_the_brokers(cluster, expected)
     path.write_text(expected)
     config = load_config(path)
     assert set(config.topics) == set(cluster.described)
-    for topic, said in cluster.described.items():
+    for topic, described in cluster.described.items():
         ours = config.topic_settings(topic)
-        policy = sorted(filter(None, said["cleanup.policy"].split(",")))
+        policy = sorted(filter(None, described["cleanup.policy"].split(",")))
         assert list(ours.cleanup_policy) == (policy or ["delete"])
         limits = {
-            name: max(int(said[name]), -1) if "delete" in policy else -1 for name in ("retention.ms", "retention.bytes")
+            name: max(int(described[name]), -1) if "delete" in policy else -1
+            for name in ("retention.ms", "retention.bytes")
         }
-        plain = {name: said[name] for name in SYNONYMS if name in said and name != "cleanup.policy"} | limits
+        plain = {name: described[name] for name in SYNONYMS if name in described and name != "cleanup.policy"} | limits
         for name, value in plain.items():
             number = float(value) if name == "min.cleanable.dirty.ratio" else int(value)
             if name == "segment.index.bytes":
@@ -237,31 +238,31 @@ def test_java_key_stores_are_converted_for_the_client(tmp_path, capsys):
     subprocess.run(
         [tool, "-genkeypair", "-keystore", store, "-keypass", "secret", *key], check=True, capture_output=True
     )
-    given = {"security.protocol": "SSL"}
+    properties = {"security.protocol": "SSL"}
     for kind, passwords in {
         "ssl.truststore": ["-storepass", "secret"],
         "ssl.keystore": ["-srcstorepass", "secret", "-deststorepass", "secret"],
     }.items():
-        write_properties(file, given | {f"{kind}.location": store})
+        write_properties(file, properties | {f"{kind}.location": store})
         assert cli.main(["policies", "--bootstrap-server", "127.0.0.1:1", "--command-config", str(file)]) == USAGE
         command, name, made = re.search(
             r"make one: keytool (.*?)(?: >| -destkeystore) (\S+).*; give (\S+)\)", capsys.readouterr().err
         ).groups()
         path = tmp_path / name
         out = [] if kind == "ssl.truststore" else ["-destkeystore", path, "-deststoretype", "PKCS12"]
-        done = subprocess.run([tool, *command.split(), *out, *passwords], check=True, capture_output=True)
+        completed = subprocess.run([tool, *command.split(), *out, *passwords], check=True, capture_output=True)
         if kind == "ssl.truststore":
-            path.write_bytes(done.stdout)
-        given |= {f"{kind}.location": path, **dict([made.split("=")])}
-    given["ssl.keystore.password"] = "secret"
-    write_properties(file, given)
+            path.write_bytes(completed.stdout)
+        properties |= {f"{kind}.location": path, **dict([made.split("=")])}
+    properties["ssl.keystore.password"] = "secret"
+    write_properties(file, properties)
     AdminClient(client_settings("127.0.0.1:1", str(file)))  # it reads them at once, and raises for others
 
 
 def test_refused_login_is_reported_without_its_password(cluster):
-    code, said = cluster.refused
+    code, message = cluster.refused
     assert code == ENVIRONMENT
-    assert "SASL authentication error" in said and "wrong1" not in said
+    assert "SASL authentication error" in message and "wrong1" not in message
 
 
 def test_default_settings_equal_those_of_the_broker(cluster):
@@ -279,10 +280,10 @@ def test_ignored_settings_are_named(cluster, capsys):
     assert cli.main(["policies", cluster.path("topics"), cluster.path("brokers-all"), "--json"]) == DONE
     output = json.loads(capsys.readouterr().out)
     assert "dynamic settings of brokers without effect here: message.max.bytes, min.insync.replicas" in output["notes"]
-    topics = {one["topic"]: one for one in output["topics"]}
-    for topic, one in topics.items():
+    topics = {entry["topic"]: entry for entry in output["topics"]}
+    for topic, entry in topics.items():
         own = {name for name in OTHERS if cluster.described[topic][name] == str(OTHERS[name])}
-        assert own <= set(one["ignored_settings"]), topic
+        assert own <= set(entry["ignored_settings"]), topic
 
 
 def test_damaged_metadata_is_an_error_or_changes_nothing(cluster, expected, tmp_path, capsys):

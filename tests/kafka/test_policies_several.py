@@ -75,20 +75,22 @@ def test_setting_is_that_of_the_topic_or_the_common_value_of_all_brokers(nodes):
         code, text, _ = policies(node.bootstrap, "--topics", "own")
         assert code == DONE and "not running" not in text
         assert tomllib.loads(text)["topics"] == {"own": OWN | {"min.compaction.lag.ms": 7}}
-        code, text, said = policies(node.bootstrap)
+        code, text, report = policies(node.bootstrap)
         assert (code, text) == (USAGE, "")
-        assert "delete.retention.ms: expected one value of all brokers, because topic plain has none of its own" in said
-        assert all(f"{value} (broker {number}" in said for number, value in STATIC.items())
+        assert (
+            "delete.retention.ms: expected one value of all brokers, because topic plain has none of its own" in report
+        )
+        assert all(f"{value} (broker {number}" in report for number, value in STATIC.items())
     alter_configs(at, "BROKER", "", {"log.cleaner.delete.retention.ms": 44})  # wins over the files
-    code, _, said = policies(at)
+    code, _, report = policies(at)
     assert code == USAGE
-    assert "segment.bytes: " in said and "9000000 (broker 2" in said and "1073741824 (broker 1, broker 3" in said
+    assert "segment.bytes: " in report and "9000000 (broker 2" in report and "1073741824 (broker 1, broker 3" in report
     alter_configs(at, "BROKER", "2", {"log.segment.bytes": None})
     code, text, _ = policies(at)
     expected = {"cleanup.policy": "delete", "delete.retention.ms": 44, "min.compaction.lag.ms": 7}
     assert code == DONE and tomllib.loads(text)["topics"]["plain"] == expected
     of_brokers = describe_configs(at, "BROKER", [str(number) for number in STATIC])
-    assert {one["log.cleaner.delete.retention.ms"] for one in of_brokers.values()} == {"44"}
+    assert {settings["log.cleaner.delete.retention.ms"] for settings in of_brokers.values()} == {"44"}
     nodes[2].stop()
     wait_until(lambda: list_brokers(at) == {1, 2}, "the others to know", seconds=60)
     code, text, _ = policies(at)

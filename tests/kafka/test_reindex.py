@@ -51,8 +51,8 @@ def test_reindex_equals_kafkas_recovery(cleaned, raised, tmp_path, tmp_path_fact
     recover(RecoverSpec(tmp_path / "kafka" / log.name, log.interval, log.log_start) for log in logs)
     assert {log.interval for log in logs} == {4096}
     reindexed(tmp_path / "archive", tmp_path / "ours")
-    found = [d for log in logs for d in differences(tmp_path / "kafka" / log.name, tmp_path / "ours" / log.name)]
-    assert found == []
+    different = [d for log in logs for d in differences(tmp_path / "kafka" / log.name, tmp_path / "ours" / log.name)]
+    assert different == []
 
 
 @pytest.mark.parametrize("interval", [0, 700, 1 << 20])
@@ -82,12 +82,12 @@ def test_broker_rebuilds_the_same_files_and_accepts_those_of_reindex(tmp_path, t
     parts = {log.name: log.source for log in logs}
     with recovered_by_broker(parts, options={"producer.id.expiration.ms": EXPIRATION_MS}) as data:
         clock_ms = max(int(path.stat().st_mtime * 1000) for path in files_in(data, "**/*.snapshot"))
-        found = [
+        different = [
             d
             for name in parts
             for d in differences(data / name, tmp_path / "ours" / name, clock_ms=clock_ms, all_snapshots=False)
         ]
-        assert found == []
+        assert different == []
     for name in parts:  # rebuilt side files, loaded by a broker that trusts them
         shutil.copytree(tmp_path / "ours" / name, tmp_path / "archive" / name, dirs_exist_ok=True)
     load_under_broker([tmp_path / "archive" / name for name in parts], times=10)
@@ -96,8 +96,8 @@ def test_broker_rebuilds_the_same_files_and_accepts_those_of_reindex(tmp_path, t
     ]
     for i in range(0, len(indexes), 200):
         part = ",".join(map(str, indexes[i : i + 200]))
-        said = dump_log_segments("--index-sanity-check", "--files", part)
-        assert said.count("passed sanity check") == len(indexes[i : i + 200])
+        output = dump_log_segments("--index-sanity-check", "--files", part)
+        assert output.count("passed sanity check") == len(indexes[i : i + 200])
         dump_log_segments("--verify-index-only", "--files", part)
 
 
@@ -107,8 +107,8 @@ def test_log_with_all_records_below_its_start_has_no_leader_epoch(tmp_path):
     epochs = write_partition(archive / "t-0", "a=1 | b=2").folder / "leader-epoch-checkpoint"
     offset_checkpoint(archive / "log-start-offset-checkpoint", {"t-0": 2})
     epochs.write_text("0\n1\n0 2\n")
-    found = locate(archive / "t-0", [], [], log_start=2)
-    assert (found.log_start_offset, found.log_end_offset) == (2, 2)
+    answer = locate(archive / "t-0", [], [], log_start=2)
+    assert (answer.log_start_offset, answer.log_end_offset) == (2, 2)
     assert epochs.read_text() == "0\n0\n"
     assert epochs.name not in not_same(run(archive))
     offset_checkpoint(archive / "log-start-offset-checkpoint", {"t-0": 1})

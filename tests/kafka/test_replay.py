@@ -199,8 +199,8 @@ def test_killed_replay_loses_and_duplicates_no_record(broker, tmp_path, request)
         for _ in range(3):
             step, when = str(rng.randrange(1, 9)), rng.choice(["before", "after"])
             command = [sys.executable, "-c", KILLED, step, when, *arguments]
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
-            assert done.returncode == -signal.SIGKILL, (done.stdout + done.stderr).decode()[-2000:]
+            completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+            assert completed.returncode == -signal.SIGKILL, (completed.stdout + completed.stderr).decode()[-2000:]
         run(broker, archive, renames=(f"killed={target}",), group=target)
         assert consumed(broker, f"{target}-0") == archived(archive / "killed-0"), (case, step, when)
 

@@ -95,9 +95,9 @@ def theirs(folder: Path, asked: Asked, policy: str, now_ms: int, work: Path) -> 
         "retention.bytes": asked.retention_bytes,
         "internal.segment.bytes": 2**31 - 1,
     }
-    found = delete_old_segments(copy, settings, asked.now_ms or now_ms, asked.log_start, asked.high_watermark)
+    remaining = delete_old_segments(copy, settings, asked.now_ms or now_ms, asked.log_start, asked.high_watermark)
     shutil.rmtree(copy)
-    return found
+    return remaining
 
 
 def ours(plan: PartitionPlan, asked: Asked, *, compacts: bool, folder: str, sealed: bool = True) -> Outcome:
@@ -130,16 +130,16 @@ def test_retention_by_policy_delete_equals_kafka(cases: dict[str, Case], name: s
         plan = golden_plan(case, partition, 1, archived_at(folder.parent, partition), tmp_path / "store" / partition)
         plan = changed(plan, first_dirty_offset=None)
         segments, removed = held(folder), 0
-        for i, asked in enumerate(questions(segments, plan.run.now_ms)):
-            start, bases = theirs(folder, asked, "delete", plan.run.now_ms, tmp_path)
-            done = ours(plan, asked, compacts=False, folder=str(i))
-            assert done.result.problem is None, asked
+        for i, question in enumerate(questions(segments, plan.run.now_ms)):
+            start, bases = theirs(folder, question, "delete", plan.run.now_ms, tmp_path)
+            done = ours(plan, question, compacts=False, folder=str(i))
+            assert done.result.problem is None, question
             if done.result.status == "not_due":
-                assert bases == [s.base_offset for s in segments], asked
+                assert bases == [s.base_offset for s in segments], question
                 continue
             removed += 1
-            assert [s.base_offset for s in done.result.log.segments] == bases, asked
-            assert done.result.log.log_start_offset == start, asked
+            assert [s.base_offset for s in done.result.log.segments] == bases, question
+            assert done.result.log.log_start_offset == start, question
         assert removed >= 5
 
 
@@ -154,17 +154,17 @@ def test_retention_below_a_high_watermark_equals_kafka(cases: dict[str, Case], n
         segments, removed = held(folder), 0
         bases, sizes, middle = [s.base_offset for s in segments], [s.size for s in segments], len(segments) // 2
         for watermark, first_left in itertools.product((bases[middle], bases[-1]), (1, middle, len(sizes) - 1)):
-            asked = Asked("", retention_bytes=sum(sizes[first_left:]), high_watermark=watermark)
-            start, theirs_left = theirs(folder, asked, "delete", plan.run.now_ms, tmp_path)
-            done = ours(plan, asked, compacts=False, folder=f"{watermark}-{first_left}", sealed=False).result
-            assert done.problem is None, asked
+            question = Asked("", retention_bytes=sum(sizes[first_left:]), high_watermark=watermark)
+            start, theirs_left = theirs(folder, question, "delete", plan.run.now_ms, tmp_path)
+            done = ours(plan, question, compacts=False, folder=f"{watermark}-{first_left}", sealed=False).result
+            assert done.problem is None, question
             if done.status == "not_due":
-                assert theirs_left == bases, asked
+                assert theirs_left == bases, question
                 continue
             removed += 1
             left = [s.base_offset for s in done.log.segments]
-            assert left == [base for base in theirs_left if base <= left[-1]], asked  # segments above are not read
-            assert done.log.log_start_offset == start, asked
+            assert left == [base for base in theirs_left if base <= left[-1]], question  # segments above are not read
+            assert done.log.log_start_offset == start, question
         assert removed >= 3
 
 
@@ -182,17 +182,17 @@ def test_retention_by_policy_compact_and_delete_equals_kafka(cases: dict[str, Ca
         cleaned = ours(plan, Asked("nothing"), compacts=True, folder="cleaned", sealed=False)
         left = cleaned.as_archive(tmp_path / "cleaned" / partition, snapshots=True).root / "t-0"
         compared = 0
-        for i, asked in enumerate(questions(held(left), plan.run.now_ms)):
-            if asked.log_start:
+        for i, question in enumerate(questions(held(left), plan.run.now_ms)):
+            if question.log_start:
                 continue  # cleaning begins there
-            start, bases = theirs(left, asked, "compact,delete", plan.run.now_ms, tmp_path)
+            start, bases = theirs(left, question, "compact,delete", plan.run.now_ms, tmp_path)
             if bases[0] > cleaned.result.log.segments[-1].base_offset:
                 continue  # the broker deleted the active segment too, which Lastkey does only in a sealed archive
-            done = ours(plan, asked, compacts=True, folder=str(i), sealed=False)
-            assert [s.base_offset for s in done.result.log.segments] == bases, asked
-            assert done.result.log.log_start_offset == start, asked
+            done = ours(plan, question, compacts=True, folder=str(i), sealed=False)
+            assert [s.base_offset for s in done.result.log.segments] == bases, question
+            assert done.result.log.log_start_offset == start, question
             files = [(s.base_offset, s.checksum) for s in cleaned.result.log.segments if s.base_offset in bases]
-            assert [(s.base_offset, s.checksum) for s in done.result.log.segments] == files, asked
+            assert [(s.base_offset, s.checksum) for s in done.result.log.segments] == files, question
             compared += 1
         assert compared >= 3
 
@@ -224,8 +224,8 @@ def test_broker_loads_generations_with_retention(tmp_path: Path, capsys: pytest.
     assert main(["verify", "--store", str(store)]) == 0, capsys.readouterr().out
     restored = tmp_path / "restored"
     assert main(["restore", "--store", str(store), "--output", str(restored)]) == 0
-    found = [int(log.stem) for log in files_in(restored / "clicks-0")]
-    assert found == [s.base_offset for s in clicks[2:]]
+    bases = [int(log.stem) for log in files_in(restored / "clicks-0")]
+    assert bases == [s.base_offset for s in clicks[2:]]
     assert tree(archive) == before
     check_a_broker_serves(restored)
 

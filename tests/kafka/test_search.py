@@ -44,9 +44,9 @@ def test_search_finds_the_records_of_kafka_dump_log(cases, tmp_path: Path) -> No
     places = Places()
     add_archive(places, open_root(str(archive)), Config(), EVERY_TOPIC)
     sought = search(KeySet.of([key.encode() for key in keys]), None, places, InTurn(), Silent())
-    found = []
+    matches = []
     for table, files in sought.tables():
         rows = zip(*(table[name].to_pylist() for name in ("file", "offset", "key")), strict=True)
-        found += [(f"{files[file].root}/{files[file].path}", offset, keys[key]) for file, offset, key in rows]
-    assert sorted(found) == sorted((*place, key) for key in keys for place in printed[key])
-    assert len(found) > 1000 and not sought.problems
+        matches += [(f"{files[file].root}/{files[file].path}", offset, keys[key]) for file, offset, key in rows]
+    assert sorted(matches) == sorted((*place, key) for key in keys for place in printed[key])
+    assert len(matches) > 1000 and not sought.problems

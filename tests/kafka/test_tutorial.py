@@ -40,8 +40,8 @@ def test_commands_of_the_tutorial_run(tmp_path, capsys, monkeypatch):
             continue
         if "broker" in words:
             words += ["--jars", str(lab_jars())]
-        done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
-        shown += done.stdout
-    for told in re.findall(r"^(?:\S+-\d: a consumer .*|\d+ segments, .* needed)", PAGE, re.MULTILINE):
-        assert told in shown
+        completed = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert completed.returncode == 0, (line, completed.stdout, completed.stderr)
+        shown += completed.stdout
+    for claim in re.findall(r"^(?:\S+-\d: a consumer .*|\d+ segments, .* needed)", PAGE, re.MULTILINE):
+        assert claim in shown

@@ -11,7 +11,7 @@ import pytest
 import lastkey
 from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
 from tests.builders.logs import START_MS
-from tests.builders.nights import DAY, NIGHTS, run_nights
+from tests.builders.nights import DAY, NIGHTS, run_every_night
 from tests.kafka_lab import CleanSpec, clean, consume, dump, start_restored
 from tests.kafka_lab.loading import CLEANS
 from tests.kafka_lab.waiting import wait_until
@@ -32,10 +32,10 @@ def test_broker_continues_cleaning_at_the_restored_checkpoint(tmp_path: Path) ->
     older value would return.
     """
     recent = f"{{ts={START_MS + len(NIGHTS) * DAY}}} h1=4 h9=1"
-    lab = run_nights(tmp_path, [*NIGHTS[:-1], f"{NIGHTS[-1]}||{recent}"], **{"min.compaction.lag.ms": DAY // 2})
+    lab = run_every_night(tmp_path, [*NIGHTS[:-1], f"{NIGHTS[-1]}||{recent}"], **{"min.compaction.lag.ms": DAY // 2})
     output, kafkas = tmp_path / "out", tmp_path / "kafkas" / "t-0"
-    [told] = lastkey.restore(lab.store, output).partitions
-    assert told.cleaned_until == len(NIGHTS[0].split())
+    [partition] = lastkey.restore(lab.store, output).partitions
+    assert partition.cleaned_until == len(NIGHTS[0].split())
     active = max(int(path.stem) for path in (output / "t-0").glob("*.log"))
     shutil.copytree(lab.archive / "t-0", kafkas)
     list(clean([CleanSpec(kafkas, time.time_ns() // 1_000_000)]))

@@ -2,7 +2,6 @@
 
 
 class LabError(Exception):
-    """Failure of the lab to do what a test asked: no Java, no jars, a broker that does not start.
-
-    It fails a test, and never skips it.
+    """Failure of a request to the lab: no Java, no jars, a broker that does not start. It fails a test and never skips
+    it.
     """

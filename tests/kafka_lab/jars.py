@@ -91,10 +91,10 @@ def cache_dir() -> Path:
 def java_tool(name: str) -> str:
     """Return the path of `java` or `javac`: JAVA_HOME's, or else the one on PATH."""
     home = os.environ.get("JAVA_HOME")
-    found = shutil.which(name, path=str(Path(home) / "bin")) if home else shutil.which(name)
-    if not found:
+    tool = shutil.which(name, path=str(Path(home) / "bin")) if home else shutil.which(name)
+    if not tool:
         raise LabError(f"no {name} {'under JAVA_HOME ' + home if home else 'on PATH'}: the lab needs a JDK 17")
-    return found
+    return tool
 
 
 def lab_jars(version: str = NEW) -> Path:
@@ -184,13 +184,13 @@ def _fetch(version: str, ivy_file: str, work: Path) -> None:
     output = ""
     for _ in range(_ATTEMPTS):
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
+            completed = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
         except subprocess.TimeoutExpired:
             output = f"no end after {_FETCH_SECONDS} s"
             continue
-        output = done.stdout + done.stderr
+        output = completed.stdout + completed.stderr
         jar = "{1}-{2}{3}.jar".format(*_MODULES[version][0], "-test" if version == TIERED else "")
-        if done.returncode == 0 and (work / "libs" / jar).is_file():
+        if completed.returncode == 0 and (work / "libs" / jar).is_file():
             (work / "libs" / "ivy.xml").write_text(ivy_file)
             shutil.rmtree(cache_dir() / "ivy")
             return

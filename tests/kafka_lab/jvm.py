@@ -74,9 +74,9 @@ def class_archive(name: str) -> Iterator[tuple[str, ...]]:
 
 def _compile(sources: list[Path], jars: Path, target: Path) -> None:
     command = [java_tool("javac"), "-nowarn", "-proc:none", "--release", "17", "-cp", f"{jars}/*", "-d", str(target)]
-    done = subprocess.run([*command, *map(str, sources)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LabError(f"the lab's Java sources do not compile:\n{done.stdout}{done.stderr}")
+    completed = subprocess.run([*command, *map(str, sources)], capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise LabError(f"the lab's Java sources do not compile:\n{completed.stdout}{completed.stderr}")
 
 
 class LabJvm:

@@ -40,7 +40,7 @@ _HARMLESS = re.compile(
 _NEW_EPOCHS = re.compile(r"caused truncation of conflicting")
 # The clean shutdown file names no broker epoch: the node registers as after a crash, its logs are trusted all the same.
 _NO_EPOCH = re.compile(r"Unable to read the broker epoch")
-# INFO lines of the storage layer about something that it mended or dropped.
+# INFO lines of the storage layer about repaired or deleted files.
 _MENDED = re.compile(
     r"orrupt|rebuil|Could not find|Recovering unflushed|Truncat|stray|Inconsistent|Deleting|\bFound (file|log|a|an)\b"
     r"|unclean|non-monotonic|recovery for|Unable to|invalid",
@@ -71,18 +71,18 @@ class LoadReport:
 
 def partition_dirs(folders: Iterable[Path]) -> dict[str, Path]:
     """Return `<topic>-<n>` -> directory, of partition directories and folders that hold some; no internal topics."""
-    found: dict[str, Path] = {}
+    directories: dict[str, Path] = {}
     for folder in folders:
         inner = [folder] if any(folder.glob("*.log")) else sorted(p for p in folder.glob("*-*") if any(p.glob("*.log")))
         for path in inner:
             if path != folder and path.name.startswith("__"):
                 continue
-            if path.name in found:
-                raise LabError(f"{path.name} is given twice: {found[path.name]} and {path}")
-            found[path.name] = path.resolve()
-    if not found:
+            if path.name in directories:
+                raise LabError(f"{path.name} is given twice: {directories[path.name]} and {path}")
+            directories[path.name] = path.resolve()
+    if not directories:
         raise LabError(f"no partition directories in {', '.join(map(str, folders))}")
-    return found
+    return directories
 
 
 def load_under_broker(
@@ -192,12 +192,12 @@ def check_served(
                 got = f"{isolation} consumer read {read.records} records"
                 problems.append(f"{name}: {got}, not the {len(expected)} of the files")
         if times:
-            found = lab().call("offsets_for_times", bootstrap=bootstrap, directory=path, times=times)
-            problems += found["failures"]
-            hidden[name] = found["hidden"]
-            if strict_times and found["hidden"]:
+            offsets = lab().call("offsets_for_times", bootstrap=bootstrap, directory=path, times=times)
+            problems += offsets["failures"]
+            hidden[name] = offsets["hidden"]
+            if strict_times and offsets["hidden"]:
                 problems.append(
-                    f"{name}: offsetsForTimes misses a record at {found['hidden']} of {found['times']} times"
+                    f"{name}: offsetsForTimes misses a record at {offsets['hidden']} of {offsets['times']} times"
                 )
     return problems, hidden
 
@@ -226,14 +226,14 @@ def changed_files(parts: Mapping[str, Path], data: Path) -> list[str]:
     """Return the segment files that changed, except the active segment's indexes, which a broker extends."""
     problems = []
     for name, source in parts.items():
-        given, existing = _segment_files(source), _segment_files(data / name)
-        active = max(stem for stem, _ in given)
-        settled = {key for key in given | existing if key[0] != active or key[1] == "log"}
+        original, existing = _segment_files(source), _segment_files(data / name)
+        active = max(stem for stem, _ in original)
+        settled = {key for key in original | existing if key[0] != active or key[1] == "log"}
         for stem, kind in sorted(settled):
             file = f"{stem}.{kind}"
             if (stem, kind) not in existing:
                 problems.append(f"{name}/{file} was removed by the broker")
-            elif (stem, kind) not in given:
+            elif (stem, kind) not in original:
                 problems.append(f"{name}/{file} was made by the broker")
             elif not filecmp.cmp(source / file, data / name / file, shallow=False):
                 problems.append(f"{name}/{file} was changed by the broker")

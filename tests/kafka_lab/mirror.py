@@ -1,7 +1,7 @@
 """MirrorMaker 2, one process that mirrors topics from one broker to another: `with MirrorMaker(folder, flows) as m:`.
 
-It runs in its own mode (no Connect cluster, no REST), reads as a read_committed consumer, and writes offsets and
-checkpoints every second, so that a test waits for offsets and never for a clock.
+It runs in its own mode (no Connect cluster, no REST) and reads as a read_committed consumer. It writes offsets and
+checkpoints every second, so a test waits for offsets and never for a clock.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ class MirrorMaker:
         def mirrored() -> bool:
             self._check_runs()
             try:
-                found = list_offsets(self.clusters[cluster], {name: [_LATEST] for name in ends})
+                offsets = list_offsets(self.clusters[cluster], {name: [_LATEST] for name in ends})
             except LabError as error:
                 if "UnknownTopicOrPartition" in str(error):  # it makes the topics first
                     return False
                 raise
-            return all(found[name][0][0] >= end for name, end in ends.items())
+            return all(offsets[name][0][0] >= end for name, end in ends.items())
 
         wait_until(mirrored, f"MirrorMaker to write {dict(ends)} to {cluster}; see {self.log}", seconds=_MIRROR_SECONDS)
 

@@ -118,8 +118,8 @@ def recover(specs: Iterable[RecoverSpec]) -> list[tuple[int, int]]:
 
     The clock is one at which no producer expires.
     """
-    done = lab().call("recover", logs=[asdict(spec) for spec in specs])
-    return [(one["log_start"], one["log_end"]) for one in done]
+    recovered = lab().call("recover", logs=[asdict(spec) for spec in specs])
+    return [(one["log_start"], one["log_end"]) for one in recovered]
 
 
 def delete_old_segments(
@@ -134,26 +134,26 @@ def delete_old_segments(
     high_watermark: None is the log end.
     """
     more = {} if high_watermark is None else {"high_watermark": high_watermark}
-    done = lab().call(
+    response = lab().call(
         "delete_old_segments", directory=directory, settings=dict(settings), now=now_ms, log_start=log_start, **more
     )
-    return done["log_start"], done["segments"]
+    return response["log_start"], response["segments"]
 
 
 def recover_segments(directory: Path, rounds: int, interval: int = 4096) -> tuple[int, list[float]]:
     """Run LogSegment.recover on every segment, some rounds; return (bytes, seconds of each round's recover calls)."""
-    done = lab().call("recover_segments", directory=directory, rounds=rounds, interval=interval)
-    return done["bytes"], done["seconds"]
+    response = lab().call("recover_segments", directory=directory, rounds=rounds, interval=interval)
+    return response["bytes"], response["seconds"]
 
 
 def locate(directory: Path, offsets: Sequence[int], times: Sequence[int], log_start: int = 0) -> Located:
     """Search a copy of a partition directory, opened with UnifiedLog after a clean shutdown."""
-    found = lab().call("locate", directory=directory, log_start=log_start, offsets=list(offsets), times=list(times))
+    reply = lab().call("locate", directory=directory, log_start=log_start, offsets=list(offsets), times=list(times))
 
     def tuples(answers: list[list[int]]) -> list[tuple[int, int, int] | None]:
         return [tuple(answer) if answer else None for answer in answers]  # type: ignore[misc]
 
-    return Located(found["log_start"], found["log_end"], tuples(found["offsets"]), tuples(found["times"]))
+    return Located(reply["log_start"], reply["log_end"], tuples(reply["offsets"]), tuples(reply["times"]))
 
 
 def list_offsets(
@@ -163,8 +163,8 @@ def list_offsets(
 
     Times in ms; -1 latest, -2 earliest, -3 the largest timestamp.
     """
-    found = lab().call("list_offsets", bootstrap=bootstrap, isolation=isolation, queries=dict(queries))
-    return {name: [tuple(answer) for answer in answers] for name, answers in found.items()}  # type: ignore[misc]
+    reply = lab().call("list_offsets", bootstrap=bootstrap, isolation=isolation, queries=dict(queries))
+    return {name: [tuple(answer) for answer in answers] for name, answers in reply.items()}  # type: ignore[misc]
 
 
 def seek(bootstrap: str, queries: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
@@ -205,7 +205,7 @@ class DrawnLog:
 
 def draw_logs(specs: Iterable[DrawSpec]) -> list[DrawnLog]:
     """Make logs, or extend existing ones (`more`)."""
-    return [DrawnLog(**one) for one in lab().call("draw_logs", logs=[asdict(spec) for spec in specs])]
+    return [DrawnLog(**log) for log in lab().call("draw_logs", logs=[asdict(spec) for spec in specs])]
 
 
 def clean(specs: Iterable[CleanSpec]) -> list[CleanRound]:

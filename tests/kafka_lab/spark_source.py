@@ -47,6 +47,6 @@ def _fetch(work: Path) -> None:
         "-confs", "default", "-types", "jar",
         "-retrieve", str(work / "libs" / "[artifact]-[revision](-[classifier]).[ext]"),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    if done.returncode or len(list((work / "libs").glob("*.jar"))) < len(_MODULES):
-        raise LabError(f"Spark's Kafka source could not be fetched:\n{(done.stdout + done.stderr)[-3000:]}")
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    if completed.returncode or len(list((work / "libs").glob("*.jar"))) < len(_MODULES):
+        raise LabError(f"Spark's Kafka source could not be fetched:\n{(completed.stdout + completed.stderr)[-3000:]}")

@@ -66,7 +66,7 @@ def test_folder_that_others_can_replace_is_refused(closed):
     inside = _folder(above / "b", 0o700)
     assert weakness(inside, US) == f"others may write in {above} (mode 0777)"
     assert weakness(above / "not yet" / "there", US) == f"others may write in {above} (mode 0777)"
-    above.chmod(0o1777)  # as /tmp: what is ours stays ours
+    above.chmod(0o1777)  # as /tmp: other users cannot rename our files
     assert weakness(inside, US) == ""
 
 
@@ -149,8 +149,8 @@ def run(forks, closed):
     (closed / "kernels.py").write_text(KERNELS)
 
     def run(root=ROOT, umask=0o022, code=RUN, **environment):
-        told = [str(closed), str(root), umask, code, _environment(environment)]
-        forks.stdin.write(json.dumps(told) + "\n")
+        arguments = [str(closed), str(root), umask, code, _environment(environment)]
+        forks.stdin.write(json.dumps(arguments) + "\n")
         forks.stdin.flush()
         code = int(forks.stdout.readline())
         return subprocess.CompletedProcess((), code, *((closed / n).read_text() for n in ("stdout", "stderr")))
@@ -180,8 +180,8 @@ def _copy(folder: Path) -> Path:
 
 
 class _Bomb:
-    def __init__(self, told: Path) -> None:
-        self.told = told
+    def __init__(self, path: Path) -> None:
+        self.told = path
 
     def __reduce__(self):
         return Path.touch, (self.told,)
@@ -189,31 +189,31 @@ class _Bomb:
 
 @pytest.mark.process
 def test_code_in_a_folder_created_by_others_is_not_run(closed, run):
-    cache, told = closed / "cache", closed / "told"
+    cache, executed = closed / "cache", closed / "told"
     assert _hits(run(NUMBA_CACHE_DIR=str(cache)))[0] == 0
     assert {stat.S_IMODE(path.stat().st_mode) for path in [cache, *cache.rglob("*")] if path.is_dir()} == {0o700}
     for index in files_in(cache, "**/*.nbi"):
-        index.write_bytes(pickle.dumps(_Bomb(told)))
+        index.write_bytes(pickle.dumps(_Bomb(executed)))
     cache.chmod(0o777)
     done = run(NUMBA_CACHE_DIR=str(cache))
-    assert not told.exists()
+    assert not executed.exists()
     assert done.returncode != 0
     assert f"PlaceError: NUMBA_CACHE_DIR={cache}: expected a folder that no other user can write" in done.stderr
-    cache.chmod(0o700)  # the bomb is one: else nothing would be shown here
+    cache.chmod(0o700)  # the bomb is a pickle that runs code; otherwise this test proves nothing
     run(NUMBA_CACHE_DIR=str(cache))
-    assert told.exists()
+    assert executed.exists()
 
 
 @pytest.mark.process
 def test_unsafe_cache_folder_is_a_usage_error(closed):
     cache = _folder(closed / "cache", 0o777)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "lastkey", "inspect", "examples/archive", "--json"], cwd=ROOT, check=False,
         env={**os.environ, "NUMBA_CACHE_DIR": str(cache)}, capture_output=True, text=True,
     )  # fmt: skip
-    assert done.returncode == 2
-    assert f"error: NUMBA_CACHE_DIR={cache}: expected" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert completed.returncode == 2
+    assert f"error: NUMBA_CACHE_DIR={cache}: expected" in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 @pytest.mark.process
@@ -230,8 +230,10 @@ def test_cached_kernel_runs_without_the_compiler(closed, run):
     assert _hits(run(**cache))[0] == 0
     code = RUN + "import sys; assert 'numba.np.linalg' not in sys.modules"
     environment = _environment({"PYTHONPATH": os.pathsep.join([str(closed), str(ROOT)])} | cache)
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert _hits(done)[0] == 1
+    completed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert _hits(completed)[0] == 1
 
 
 @pytest.mark.process

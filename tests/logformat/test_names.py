@@ -27,9 +27,9 @@ def test_partition_folder_names_are_parsed_as_made(topic, partition):
 def test_folder_name_with_a_suffix_is_limited_to_255(topic, partition, mark):
     name = names.partition_folder(topic, partition, mark, ID)
     assert len(name) <= 255
-    found = names.parse_partition_folder(name)
-    assert (found.partition, found.mark, found.mark_id) == (partition, mark, ID)
-    assert found.topic == topic[: 255 - len(f"-{partition}.{ID}-{mark}")]
+    parsed = names.parse_partition_folder(name)
+    assert (parsed.partition, parsed.mark, parsed.mark_id) == (partition, mark, ID)
+    assert parsed.topic == topic[: 255 - len(f"-{partition}.{ID}-{mark}")]
 
 
 @pytest.mark.parametrize(
@@ -113,17 +113,19 @@ def folder(text):
 
 
 def resolve(text, next_offset=()):
-    found = resolve_leftovers(folder(text), dict(next_offset))
-    files = {(base, kind): file.name for base, segment in found.segments.items() for kind, file in segment.items()}
-    files |= {(offset, names.SNAPSHOT): file.name for offset, file in found.snapshots.items()}
-    taken = set(files.values())
-    assert taken | set(found.ignored) | set(found.side_files) == {name for name, _ in folder(text)}
-    assert not taken & set(found.ignored)
-    assert list(found.segments) == sorted(found.segments) and list(found.snapshots) == sorted(found.snapshots)
+    resolved = resolve_leftovers(folder(text), dict(next_offset))
+    files = {(base, kind): file.name for base, segment in resolved.segments.items() for kind, file in segment.items()}
+    files |= {(offset, names.SNAPSHOT): file.name for offset, file in resolved.snapshots.items()}
+    chosen = set(files.values())
+    assert chosen | set(resolved.ignored) | set(resolved.side_files) == {name for name, _ in folder(text)}
+    assert not chosen & set(resolved.ignored)
+    assert list(resolved.segments) == sorted(resolved.segments) and list(resolved.snapshots) == sorted(
+        resolved.snapshots
+    )
     for place, name in files.items():
         parsed = names.parse_segment_file(name)
         assert (parsed.base, parsed.kind) == place
-    return " ".join(sorted(f"{int(name.split('.')[0])}.{name.split('.', 1)[1]}" for name in taken)), found
+    return " ".join(sorted(f"{int(name.split('.')[0])}.{name.split('.', 1)[1]}" for name in chosen)), resolved
 
 
 FULL = "0.log 0.index 0.timeindex 10.log 10.index 10.timeindex 20.log 20.index 20.timeindex 10.snapshot 20.snapshot"
@@ -134,93 +136,93 @@ def words(text):
 
 
 def test_folder_without_a_swap_lists_all_files():
-    taken, found = resolve(FULL + " leader-epoch-checkpoint partition.metadata .lock readme.txt")
+    taken, resolved = resolve(FULL + " leader-epoch-checkpoint partition.metadata .lock readme.txt")
     assert taken == words(FULL)
-    assert found.side_files == {"leader-epoch-checkpoint": 100, "partition.metadata": 100}
-    assert set(found.ignored) == {".lock", "readme.txt"}
-    assert found.notes == []
+    assert resolved.side_files == {"leader-epoch-checkpoint": 100, "partition.metadata": 100}
+    assert set(resolved.ignored) == {".lock", "readme.txt"}
+    assert resolved.notes == []
 
 
 def test_cleaned_files_alone_give_the_old_data():
-    taken, _ = resolve(FULL + " 0.log.cleaned 0.index.cleaned")
-    assert taken == words(FULL)
+    resolved, _ = resolve(FULL + " 0.log.cleaned 0.index.cleaned")
+    assert resolved == words(FULL)
 
 
 def test_partial_rename_to_swap_gives_the_old_data():
-    taken, _ = resolve(FULL + " 0.log.swap 0.index.swap 0.timeindex.cleaned", {0: 20})
-    assert taken == words(FULL)
+    resolved, _ = resolve(FULL + " 0.log.swap 0.index.swap 0.timeindex.cleaned", {0: 20})
+    assert resolved == words(FULL)
 
 
 def test_swap_is_valid_only_below_the_lowest_cleaned_file():
-    taken, _ = resolve(FULL + " 0.log.swap 0.index.swap 10.log.swap 20.log.cleaned", {0: 10, 10: 15})
-    assert taken == words("0.log.swap 0.index.swap 10.log.swap 20.log 20.index 20.timeindex 20.snapshot")
-    taken, _ = resolve(FULL + " 0.log.swap 10.log.cleaned 10.log.swap", {0: 10})
-    assert "0.log.swap" in taken and "10.log.swap" not in taken and "10.log" in taken
+    resolved, _ = resolve(FULL + " 0.log.swap 0.index.swap 10.log.swap 20.log.cleaned", {0: 10, 10: 15})
+    assert resolved == words("0.log.swap 0.index.swap 10.log.swap 20.log 20.index 20.timeindex 20.snapshot")
+    resolved, _ = resolve(FULL + " 0.log.swap 10.log.cleaned 10.log.swap", {0: 10})
+    assert "0.log.swap" in resolved and "10.log.swap" not in resolved and "10.log" in resolved
 
 
 def test_swap_before_deletion_gives_the_cleaned_data():
-    taken, found = resolve(FULL + " 0.log.swap 0.index.swap 0.timeindex.swap", {0: 20})
+    taken, resolved = resolve(FULL + " 0.log.swap 0.index.swap 0.timeindex.swap", {0: 20})
     assert taken == words("0.log.swap 0.index.swap 0.timeindex.swap 20.log 20.index 20.timeindex 20.snapshot")
-    assert ".swap" in found.notes[0]
-    assert found.segments[0]["log"].name == segment_file(0, "log", ".swap")
+    assert ".swap" in resolved.notes[0]
+    assert resolved.segments[0]["log"].name == segment_file(0, "log", ".swap")
 
 
 def test_swap_replaces_segments_by_base_offset_only():
-    taken, _ = resolve(FULL + " 0.log.swap", {0: 11})
-    assert taken == words("0.log.swap 20.log 20.index 20.timeindex 20.snapshot")
-    taken, _ = resolve(FULL + " 0.log.swap", {0: 10})
-    assert "10.log" in taken and "10.snapshot" in taken
+    resolved, _ = resolve(FULL + " 0.log.swap", {0: 11})
+    assert resolved == words("0.log.swap 20.log 20.index 20.timeindex 20.snapshot")
+    resolved, _ = resolve(FULL + " 0.log.swap", {0: 10})
+    assert "10.log" in resolved and "10.snapshot" in resolved
 
 
 def test_swap_after_deletion_gives_the_cleaned_data():
-    taken, _ = resolve("0.log.deleted 10.log.deleted 0.log.swap 0.index.swap 20.log 20.index", {0: 20})
-    assert taken == words("0.log.swap 0.index.swap 20.log 20.index")
+    resolved, _ = resolve("0.log.deleted 10.log.deleted 0.log.swap 0.index.swap 20.log 20.index", {0: 20})
+    assert resolved == words("0.log.swap 0.index.swap 20.log 20.index")
 
 
 def test_one_remaining_swap_file_is_used():
-    taken, _ = resolve("0.log 0.index 0.timeindex.swap 20.log 20.index 20.timeindex")
-    assert taken == words("0.log 0.index 0.timeindex.swap 20.log 20.index 20.timeindex")
+    resolved, _ = resolve("0.log 0.index 0.timeindex.swap 20.log 20.index 20.timeindex")
+    assert resolved == words("0.log 0.index 0.timeindex.swap 20.log 20.index 20.timeindex")
 
 
 def test_swap_of_an_index_replaces_the_index_of_that_name():
-    taken, found = resolve("0.log 0.index 0.index.swap")
+    taken, resolved = resolve("0.log 0.index 0.index.swap")
     assert taken == "0.index.swap 0.log"
-    assert segment_file(0, "index") in found.ignored
+    assert segment_file(0, "index") in resolved.ignored
 
 
 def test_single_deleted_file_gives_the_cleaned_data():
-    taken, _ = resolve("0.log 0.index 0.timeindex 10.log.deleted 10.index.deleted 10.snapshot.deleted")
-    assert taken == words("0.log 0.index 0.timeindex")
+    resolved, _ = resolve("0.log 0.index 0.timeindex 10.log.deleted 10.index.deleted 10.snapshot.deleted")
+    assert resolved == words("0.log 0.index 0.timeindex")
 
 
 def test_interrupted_split_gives_the_swap_files():
     text = "0.log 0.index 0.timeindex 0.log.swap 0.index.swap 7.log.swap 7.index.swap 20.log 20.index"
-    taken, _ = resolve(text, {0: 7, 7: 20})
-    assert taken == words("0.log.swap 0.index.swap 7.log.swap 7.index.swap 20.log 20.index")
+    resolved, _ = resolve(text, {0: 7, 7: 20})
+    assert resolved == words("0.log.swap 0.index.swap 7.log.swap 7.index.swap 20.log 20.index")
 
 
 def test_empty_swap_replaces_only_the_segment_of_that_name():
-    taken, _ = resolve(FULL + " 0.log.swap", {0: 0})
-    assert taken == words(FULL.replace("0.log ", "0.log.swap ", 1))
+    resolved, _ = resolve(FULL + " 0.log.swap", {0: 0})
+    assert resolved == words(FULL.replace("0.log ", "0.log.swap ", 1))
 
 
 def test_index_without_a_log_and_log_without_an_index_are_listed():
-    taken, found = resolve("0.log 0.timeindex 5.index 5.txnindex 9.log 9.index")
+    taken, resolved = resolve("0.log 0.timeindex 5.index 5.txnindex 9.log 9.index")
     assert taken == words("0.log 0.timeindex 9.log 9.index")
-    assert [note.split(": ")[1] for note in found.notes] == [segment_file(0, "index"), segment_file(9, "timeindex")]
+    assert [note.split(": ")[1] for note in resolved.notes] == [segment_file(0, "index"), segment_file(9, "timeindex")]
 
 
 def test_next_offset_is_read_only_for_segments_with_a_swap():
-    asked = []
+    read_names = []
 
     def next_offset(name):
-        asked.append(name)
+        read_names.append(name)
         return 20
 
     resolve_leftovers(folder(FULL + " 0.log.swap 0.index.swap 10.log.swap 10.log.cleaned"), next_offset)
-    assert asked == [segment_file(0, "log", ".swap")]
+    assert read_names == [segment_file(0, "log", ".swap")]
 
 
 def test_listed_files_have_their_sizes():
-    found = resolve_leftovers([(segment_file(3, "log"), 77)], {})
-    assert found.segments[3]["log"].size == 77
+    resolved = resolve_leftovers([(segment_file(3, "log"), 77)], {})
+    assert resolved.segments[3]["log"].size == 77

@@ -34,8 +34,8 @@ def _message(part: bytes) -> Batch:
         _, key_end = legacy.sized(part, 26 if magic else 18)
         value, _ = legacy.sized(part, key_end)
         content = decompress(codec, value or b"")
-        found = legacy.inner_records(content, magic, offset, timestamp, attributes)
-        records = [Record(r.offset, r.timestamp, r.key, r.value) for r in found]
+        inner = legacy.inner_records(content, magic, offset, timestamp, attributes)
+        records = [Record(r.offset, r.timestamp, r.key, r.value) for r in inner]
     first = records[0].offset if records else offset
     made = tuple(records)
     return Batch(first, offset, made, magic, codec, append_time, max_timestamp=timestamp, data=part)

@@ -82,8 +82,8 @@ class Log:
     def last_stable_offset(self) -> int:
         open_since = [p.open_since for p in self.producers.producers.values() if p.open_since >= 0]
         unstable = max(min(open_since, default=self.log_end_offset), self.log_start_offset)
-        found = (b.base_offset for s in self.segments for b in s.batches if b.last_offset >= unstable)
-        return next(found, self.log_end_offset)  # the broker looks up the batch at this offset, or the next one
+        open_offsets = (b.base_offset for s in self.segments for b in s.batches if b.last_offset >= unstable)
+        return next(open_offsets, self.log_end_offset)  # the broker looks up the batch at this offset, or the next one
 
     @property
     def active_base_offset(self) -> int:

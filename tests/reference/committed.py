@@ -15,20 +15,20 @@ class GroupCoordinator:
     offsets: dict[Key, tuple[int, Any]] = field(default_factory=dict)  # key -> (offset of the record, what it says)
     pending: dict[int, dict[Key, tuple[int, Any]]] = field(default_factory=dict)
 
-    def replay(self, record_offset: int, producer: int, key: Key, said: Any) -> None:
-        if said is None:
+    def replay(self, record_offset: int, producer: int, key: Key, records: Any) -> None:
+        if records is None:
             self.offsets.pop(key, None)
             for of_producer in self.pending.values():
                 of_producer.pop(key, None)
         elif producer < 0:
-            self.offsets[key] = record_offset, said
+            self.offsets[key] = record_offset, records
         else:
-            self.pending.setdefault(producer, {})[key] = record_offset, said
+            self.pending.setdefault(producer, {})[key] = record_offset, records
 
     def end(self, producer: int, *, commit: bool) -> None:
-        for key, (record_offset, said) in self.pending.pop(producer, {}).items():
+        for key, (record_offset, offset) in self.pending.pop(producer, {}).items():
             if commit and (key not in self.offsets or record_offset > self.offsets[key][0]):
-                self.offsets[key] = record_offset, said
+                self.offsets[key] = record_offset, offset
 
 
 @dataclass

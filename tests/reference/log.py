@@ -1,7 +1,7 @@
 """A slow, plain reader and writer of `.log` bytes of all three magics: batches and records as dataclasses.
 
-Written from the field tables of Kafka's DefaultRecordBatch, DefaultRecord and LegacyRecord, apart from `logformat`, so
-that the code under test meets bytes that it did not write, and its own bytes meet a reader that is not its own.
+Written from the field tables of Kafka's DefaultRecordBatch, DefaultRecord and LegacyRecord, independently of
+`logformat`. So the code under test reads bytes that it did not write, and an independent reader reads its bytes.
 """
 
 from __future__ import annotations

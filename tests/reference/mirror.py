@@ -66,8 +66,8 @@ def without_key(a: Sequence[Seen], b: Sequence[Seen], spread: Collection[str] = 
         Counter((r.topic, -1 if r.topic in spread else r.partition, r.same(False)) for r in rows if r.key is None)
         for rows in (a, b)
     )
-    found: Counter[tuple[str, int, str]] = Counter()
+    counts: Counter[tuple[str, int, str]] = Counter()
     for kind, group in (("missing_record", n_a - n_b), ("extra_record", n_b - n_a)):
         for (topic, place, _), n in group.items():
-            found[topic, place, kind] += n
-    return found
+            counts[topic, place, kind] += n
+    return counts

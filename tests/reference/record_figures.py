@@ -30,30 +30,30 @@ def profile(segments: list[list[Batch]]) -> tuple[list[SegmentFigures], Counter[
     """Return the figures of each segment, and the number of records of each key."""
     out, keys, largest = [], Counter[bytes](), -1
     for batches in segments:
-        one = SegmentFigures()
-        out.append(one)
+        figures = SegmentFigures()
+        out.append(figures)
         for batch in batches:
             codec = CODECS[batch.codec]
-            one.batches[codec] += 1
-            one.stored[codec] += len(batch.data)
+            figures.batches[codec] += 1
+            figures.stored[codec] += len(batch.data)
             before = largest
             if batch.max_timestamp <= LAST_TIME:
                 largest = max(largest, batch.max_timestamp)
             if batch.control:
-                one.control_records += len(batch.records)
+                figures.control_records += len(batch.records)
                 continue
             for record in batch.records:
-                one.records += 1
+                figures.records += 1
                 if record.key is None:
-                    one.null_keys += 1
+                    figures.null_keys += 1
                 else:
                     keys[record.key] += 1
                 if not 0 <= record.timestamp <= LAST_TIME:
-                    one.without_timestamp += 1
+                    figures.without_timestamp += 1
                     continue
-                one.times.append(record.timestamp)
+                figures.times.append(record.timestamp)
                 if record.timestamp < before:
-                    one.out_of_order += 1
-                    one.max_lag_ms = max(one.max_lag_ms, before - record.timestamp)
+                    figures.out_of_order += 1
+                    figures.max_lag_ms = max(figures.max_lag_ms, before - record.timestamp)
                 before = max(before, record.timestamp)
     return out, keys

@@ -39,11 +39,11 @@ def steps(text: str) -> Iterator[tuple[str, str]]:
 
 def run(root: Path, *words: str, user: str = "0") -> None:
     """Run a command in the root."""
-    given = ENVIRONMENT | {name: os.environ[name] for name in KEPT if name in os.environ}
+    environment = ENVIRONMENT | {name: os.environ[name] for name in KEPT if name in os.environ}
     if (root / CERTIFICATES[1:]).exists():
         java = f"-Djavax.net.ssl.trustStore={JAVAS}"
-        given |= {"PIP_CERT": CERTIFICATES, "SSL_CERT_FILE": CERTIFICATES, "JAVA_TOOL_OPTIONS": java}
-    subprocess.run(["chroot", f"--userspec={user}:{user}", str(root), *words], env=given, check=True)
+        environment |= {"PIP_CERT": CERTIFICATES, "SSL_CERT_FILE": CERTIFICATES, "JAVA_TOOL_OPTIONS": java}
+    subprocess.run(["chroot", f"--userspec={user}:{user}", str(root), *words], env=environment, check=True)
 
 
 def copy(root: Path, names: list[str], to: str) -> None:

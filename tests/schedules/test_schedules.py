@@ -39,13 +39,13 @@ def read_settings(path: Path) -> dict[str, str]:
 
 def systemd_analyze() -> str:
     """Return the path of systemd-analyze; install it as root on Debian, else say what to install."""
-    found = shutil.which("systemd-analyze")
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+    program = shutil.which("systemd-analyze")
+    if program is None and os.geteuid() == 0 and shutil.which("apt-get"):
         for command in ("apt-get update -q", "apt-get install -y --no-install-recommends systemd"):
             subprocess.run(command.split(), stdin=subprocess.DEVNULL, capture_output=True, check=True)
-        found = shutil.which("systemd-analyze")
-    assert found is not None, "this test needs systemd-analyze: apt install systemd"
-    return found
+        program = shutil.which("systemd-analyze")
+    assert program is not None, "this test needs systemd-analyze: apt install systemd"
+    return program
 
 
 @pytest.mark.slow
@@ -53,8 +53,8 @@ def test_systemd_accepts_the_units(tmp_path):
     for unit in SYSTEMD.glob("lastkey-compact.*"):
         (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/lastkey", str(ROOT)))
     command = [systemd_analyze(), "verify", "--man=no", "--recursive-errors=no", *map(str, sorted(tmp_path.iterdir()))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
     (tmp_path / "lastkey-compact.service").write_text(
         "[Service]\nType=oneshot\nExecStart=/no/such/program\nRestrat=no\n"
     )

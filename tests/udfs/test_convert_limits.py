@@ -42,8 +42,8 @@ def run(data: bytes, magic: int, limit: int, work: Path) -> tuple[ConvertedLog, 
     (work / "from").write_bytes(data)
     settings = ConvertSettings(magic=magic, chunk_bytes=1 << 14)  # type: ignore[arg-type]
     root = open_root(str(work))
-    one = convert_log(Segment(str(work), "from", 0, len(data), 0), root, root, "to", settings, limit)
-    return one, (work / "to").read_bytes()
+    result = convert_log(Segment(str(work), "from", 0, len(data), 0), root, root, "to", settings, limit)
+    return result, (work / "to").read_bytes()
 
 
 def test_batches_are_kept_in_magic_2_if_the_log_would_exceed_its_limit(data: bytes, tmp_path: Path) -> None:
@@ -51,12 +51,12 @@ def test_batches_are_kept_in_magic_2_if_the_log_would_exceed_its_limit(data: byt
     assert free.changed == free.batches == 20
     assert len(larger) > len(data)
     for limit in (len(data), len(data) * 8 // 7 + 100, len(larger) * 8 // 7 - 100):
-        one, written = run(data, 3, limit, tmp_path)
-        assert one.size == len(written) <= limit
-        assert one.changed < one.batches
+        result, written = run(data, 3, limit, tmp_path)
+        assert result.size == len(written) <= limit
+        assert result.changed < result.batches
         assert decode_log(converted(written, 2)) == decode_log(converted(larger, 2))
         assert run(written, 2, limit, tmp_path)[0].size <= limit  # and there is a way back
-    assert one.changed > 0
+    assert result.changed > 0
     assert run(data, 3, len(larger) * 8 // 7 + 100, tmp_path)[1] == larger
 
 

@@ -1,5 +1,5 @@
-"""Batches whose bodies cannot be read, however many and wherever: each is reported once and by itself, every other
-batch comes out whole, and no walk is endless.
+"""Batches with unreadable bodies, in any number and at any position: each is reported once, every other batch is read
+completely, and every walk ends.
 """
 
 from __future__ import annotations
@@ -110,16 +110,16 @@ def loaded(batches: list[Batch], wanted: np.ndarray, loader: BodyLoader) -> tupl
     data = pa.BufferReader(b"".join(b.data for b in batches))
     for chunk in read_chunks(data, "a.log", LogRange(0, data.size()), ChunkBuffer(1 << 20), Tail()):
         first, want = at, wanted[at : at + len(chunk.batches)]
-        for found in loader.runs_around_damage(chunk, want):
-            if isinstance(found, BadBatch):
-                bad.append(first + found.row)
-                start = int(chunk.batches["position"][found.row])
-                assert start <= found.error.position < start + int(chunk.batches["size"][found.row])
+        for run in loader.runs_around_damage(chunk, want):
+            if isinstance(run, BadBatch):
+                bad.append(first + run.row)
+                start = int(chunk.batches["position"][run.row])
+                assert start <= run.error.position < start + int(chunk.batches["size"][run.row])
             else:
-                assert first + found.first == at
-                at += len(found.batches)
-                base = np.repeat(found.bodies["base_offset"], found.bodies["n_records"])
-                offsets += (base + found.spans["offset_delta"]).tolist()
+                assert first + run.first == at
+                at += len(run.batches)
+                base = np.repeat(run.bodies["base_offset"], run.bodies["n_records"])
+                offsets += (base + run.spans["offset_delta"]).tolist()
     assert at == len(batches)
     return bad, offsets
 
@@ -159,7 +159,7 @@ def test_every_damaged_batch_is_reported_once_and_every_other_is_read(kinds, cod
 @pytest.mark.long
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.01])
 def test_cost_of_many_damaged_batches_is_linear(share):
-    """Not the square of their number: each batch is looked at a few times."""
+    """The cost is linear: each batch is read a few times."""
     rng = random.Random(1)
     n = 4000
     is_bad = [rng.random() < share for _ in range(n)]

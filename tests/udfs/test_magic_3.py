@@ -85,7 +85,10 @@ def found_in(folder: Path) -> list[list[object]]:
         offsets = np.arange(log.earliest, log.log_end_offset)
         answers = log.lookup_offsets(offsets), log.offsets_for_times(np.concatenate([times, times + 1, [-1, -2, -3]]))
         return [
-            found[name].tolist() for found in answers for name in found.dtype.names if name not in ("position", "size")
+            answer[name].tolist()
+            for answer in answers
+            for name in answer.dtype.names
+            if name not in ("position", "size")
         ]
 
 
@@ -104,8 +107,12 @@ def test_readers_and_verify_give_the_same_in_both_formats(cases: dict[str, Case]
     for partition in cases[name].partitions:
         as_v3(source / partition, tmp_path / "archive" / partition)
         roots = (source, tmp_path / "archive")
-        for given in ({}, {"columns": "key,offset,timestamp"}, {"isolationLevel": "read_committed", "columns": "key"}):
-            theirs, ours = (read("kafka_log", root / partition, **given) for root in roots)
+        for options in (
+            {},
+            {"columns": "key,offset,timestamp"},
+            {"isolationLevel": "read_committed", "columns": "key"},
+        ):
+            theirs, ours = (read("kafka_log", root / partition, **options) for root in roots)
             assert ours == theirs
         theirs, ours = (found_in(root / partition) for root in roots)
         assert ours == theirs

@@ -1,4 +1,4 @@
-"""The peak of memory that results tell is the task's own."""
+"""The peak memory in results is that of the task."""
 
 from __future__ import annotations
 

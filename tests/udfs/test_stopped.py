@@ -118,9 +118,9 @@ def test_failed_write_of_compact_is_a_problem(part: Partition, tmp_path: Path, o
 @pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT"])
 def test_a_full_disk_ends_the_job(part: Partition, tmp_path: Path, on: Any, error: str) -> None:
     plan = part.plan()
-    with faults(tmp_path, Fault(on, f"{part.store}/*", nth=2, error=error)), pytest.raises(OSError) as found:
+    with faults(tmp_path, Fault(on, f"{part.store}/*", nth=2, error=error)), pytest.raises(OSError) as raised:
         compact_partition(plan)
-    assert found.value.errno == getattr(errno, error)
+    assert raised.value.errno == getattr(errno, error)
     assert happened(tmp_path) == [1]
 
 
@@ -219,10 +219,10 @@ def test_lookups_in_an_unreadable_log_have_no_answer(part: Partition, tmp_path: 
     (plan,) = archive_plans(str(part.root), EVERY_TOPIC, [])
     queries = Queries(np.array([3, 15]), np.zeros(2, np.bool_))
     with faults(tmp_path, Fault("open", str(log_path(part, 3)), error="EIO")):
-        found = lookup(plan, queries)
+        answers = lookup(plan, queries)
     assert happened(tmp_path) == [1]
-    unreadable(found.problem, str(log_path(part, 3)), "EIO")
-    assert found.answers.column("status").to_pylist() == ["unreadable"] * 2
+    unreadable(answers.problem, str(log_path(part, 3)), "EIO")
+    assert answers.answers.column("status").to_pylist() == ["unreadable"] * 2
 
 
 def test_failed_reads_of_sizing_and_time_index_are_problems(part: Partition, tmp_path: Path) -> None:
@@ -235,8 +235,8 @@ def test_failed_reads_of_sizing_and_time_index_are_problems(part: Partition, tmp
     assert happened(tmp_path) == [2]
     unreadable(sizes.problem, f"t-0/{log.name}", "ESTALE")
     assert sizes.batches == 9
-    (told,) = {row["problem"] for row in rows} - {None}
-    assert f"t-0/{log.name}" in told
+    (problems,) = {row["problem"] for row in rows} - {None}
+    assert f"t-0/{log.name}" in problems
     assert len({row["segment_base_offset"] for row in rows if row["problem"] is None}) == 3
 
 
@@ -271,18 +271,18 @@ def test_data_source_quarantines_failed_reads(part: Partition, tmp_path: Path) -
     log = log_path(part)
     with faults(tmp_path, Fault("read", str(log), error="EIO")):
         rows = read("kafka_log", part.root, badRecords="quarantine").to_pylist()
-    (told,) = [row for row in rows if row["problem"]]
-    assert told["problem"]["kind"] == "unreadable"
-    assert told["problem"]["path"] == str(log)
-    assert "Errno 5" in told["problem"]["found"]
+    (quarantined,) = [row for row in rows if row["problem"]]
+    assert quarantined["problem"]["kind"] == "unreadable"
+    assert quarantined["problem"]["path"] == str(log)
+    assert "Errno 5" in quarantined["problem"]["found"]
     assert len(rows) == 1 + 36
 
 
 def test_data_source_raises_failed_reads_without_quarantine(part: Partition, tmp_path: Path) -> None:
     log = log_path(part)
-    with faults(tmp_path, Fault("read", str(log), error="EIO")), pytest.raises(LogFormatError) as found:
+    with faults(tmp_path, Fault("read", str(log), error="EIO")), pytest.raises(LogFormatError) as raised:
         read("kafka_log", part.root)
-    unreadable(found.value, str(log), "EIO")
+    unreadable(raised.value, str(log), "EIO")
 
 
 def test_unreadable_folder_is_a_problem_of_its_partition_only(part: Partition, tmp_path: Path) -> None:
@@ -290,9 +290,9 @@ def test_unreadable_folder_is_a_problem_of_its_partition_only(part: Partition, t
     (part.root / "u-0").mkdir()
     (part.root / "u-0" / segment_file(0, "log")).write_bytes(part.log(0).read_bytes())
     with faults(tmp_path, Fault("list", str(part.folder), error="EIO")):
-        found = archive.listed(str(part.root))
-    unreadable(found.partitions["t", 0].problem, "t-0", "EIO")
-    assert found.partitions["u", 0].problem is None
+        archive_listing = archive.listed(str(part.root))
+    unreadable(archive_listing.partitions["t", 0].problem, "t-0", "EIO")
+    assert archive_listing.partitions["u", 0].problem is None
 
 
 # -- unexpected errors
@@ -316,8 +316,8 @@ def _lookup(part: Partition) -> Any:
 
 def _first_problem(part: Partition) -> Any:
     rows = read("kafka_log", part.root, badRecords="quarantine").to_pylist()
-    told = next(row["problem"] for row in rows if row["problem"])
-    return Problem(**{name: told[name] for name in ("kind", "path", "position", "expected", "found", "hint")})
+    problem = next(row["problem"] for row in rows if row["problem"])
+    return Problem(**{name: problem[name] for name in ("kind", "path", "position", "expected", "found", "hint")})
 
 
 def _inspect(part: Partition) -> Any:
@@ -352,7 +352,7 @@ def test_defect_is_a_problem_of_its_partition(
     assert "in meet, line" in problem.found
     assert "t-0: internal error: KeyError: " in str(problem) or "/" in problem.path
     assert "at byte" not in str(problem) and "please report this" in str(problem)
-    logged = [record.exc_info for record in caplog.records if record.exc_info]  # whatever a handler makes of it
+    logged = [record.exc_info for record in caplog.records if record.exc_info]  # regardless of the signal handler
     assert {(str(of[1]), of[2] is not None) for of in logged} == {("'an unexpected error'", True)}
 
 
@@ -377,15 +377,15 @@ def test_attempt_returns_its_result_or_its_problem() -> None:
     assert stopped(LogFormatError("crc", "x", 1, "a", "b"), "t-0").kind == "crc"
     for kind in ("defect", "memory", "unwritable", "keys"):
         assert kind in KINDS
-        said = str(Problem(kind, "t-0", NO_POSITION, "a", "b"))  # a report says it
-        assert said == ("t-0: internal error: b" if kind == "defect" else f"t-0: {kind}: expected a, found b")
+        text = str(Problem(kind, "t-0", NO_POSITION, "a", "b"))  # a report says it
+        assert text == ("t-0: internal error: b" if kind == "defect" else f"t-0: {kind}: expected a, found b")
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(OSError, match="No space"):
         attempt("t-0", boom(full))
 
 
-def test_report_says_that_keys_do_not_fit(tmp_path: Path) -> None:
-    """Its kind of problem was none, so that the report ended where it was to be shown."""
+def test_report_states_that_keys_do_not_fit(tmp_path: Path) -> None:
+    """An unknown kind of problem ended the report when it was displayed."""
     from lastkey.jobs.command.config import Config
 
     part = build(tmp_path / "archive")

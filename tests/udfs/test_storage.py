@@ -51,13 +51,13 @@ def late_flushes() -> Iterator[Event]:
 
 def n_open(root: Root, folder: str) -> int:
     """Return how many files of a folder this process holds open."""
-    found = 0
+    n_descriptors = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
-            found += str(descriptor.readlink()).startswith(root.full(folder) + "/")
+            n_descriptors += str(descriptor.readlink()).startswith(root.full(folder) + "/")
         except FileNotFoundError:  # the listing's own
             continue
-    return found
+    return n_descriptors
 
 
 def test_slow_disk_does_not_exhaust_file_descriptors(root: Root) -> None:

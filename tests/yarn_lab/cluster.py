@@ -100,20 +100,22 @@ class Yarn:
     def container_logs(self) -> dict[str, str]:
         """Return what containers wrote, by application/container/file."""
         files = self.folder.glob("target/test/data/*/*/*-logDir-nm-*/application_*/container_*/std*")
-        found = {"/".join(file.parts[-3:]): file.read_text(errors="replace") for file in files}
-        return dict(sorted(found.items()))  # the last application last, whichever nodes it had
+        logs = {"/".join(file.parts[-3:]): file.read_text(errors="replace") for file in files}
+        return dict(sorted(logs.items()))  # the last application last, whichever nodes it had
 
     def executors(self) -> list[list[int]]:
         """Return the processes of each container that runs an executor."""
-        found: dict[Path, dict[int, bytes]] = {}
+        stacks: dict[Path, dict[int, bytes]] = {}
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 folder = (process / "cwd").readlink()
                 if folder.is_relative_to(self.folder / "target"):
-                    found.setdefault(folder, {})[int(process.name)] = (process / "cmdline").read_bytes()
+                    stacks.setdefault(folder, {})[int(process.name)] = (process / "cmdline").read_bytes()
             except OSError:  # it has ended
                 continue
-        return [list(one) for one in found.values() if any(b"ExecutorBackend" in said for said in one.values())]
+        return [
+            list(stack) for stack in stacks.values() if any(b"ExecutorBackend" in outputs for outputs in stack.values())
+        ]
 
     def application(self) -> tuple[str, dict[str, Any]]:
         """Return the address and the properties of the one application that runs, as the ResourceManager tells them."""
@@ -122,24 +124,24 @@ class Yarn:
         assert address is not None
         applications = f"http://{address[1]}/ws/v1/cluster/apps"
         with urllib.request.urlopen(f"{applications}?states=RUNNING") as answer:
-            [found] = json.load(answer)["apps"]["app"]
-        return f"{applications}/{found['id']}", found
+            [application] = json.load(answer)["apps"]["app"]
+        return f"{applications}/{application['id']}", application
 
     def kill_application(self) -> None:
         """Kill the one application that runs, as `yarn application -kill` does."""
         address, application = self.application()
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"{address}/state?user.name={application['user']}", b'{"state": "KILLED"}',
             {"Content-Type": "application/json"}, method="PUT",
         )  # fmt: skip
-        with urllib.request.urlopen(asked):
+        with urllib.request.urlopen(request):
             pass
 
     def _is_up(self) -> bool:
-        said = (self.folder / "yarn.log").read_text()
+        log = (self.folder / "yarn.log").read_text()
         if self._process.poll() is not None:
-            raise LabError(f"YARN in {self.folder} ended with {self._process.returncode}:\n{said[-3000:]}")
-        return "STARTED" in said
+            raise LabError(f"YARN in {self.folder} ended with {self._process.returncode}:\n{log[-3000:]}")
+        return "STARTED" in log
 
     def _stop(self) -> None:
         assert self._process.stdin is not None

@@ -1,4 +1,4 @@
-"""Answers of audits: files of a result table, each written by one task, and what of them still holds.
+"""Answers of audits: files of a result table, each written by one task, and the rows that remain valid.
 
 A file has the rows of a range of hashes for some units. Its metadata has a fingerprint of what each unit's rows were
 made from. A later audit keeps the rows of units with the same fingerprint, and answers the others.

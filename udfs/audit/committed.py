@@ -7,8 +7,8 @@ groups, __share_group_state.
 
 `rows` has one row for each (group, topic, partition) with a committed offset at the end of the log. A group lives in
 one partition of the topic, by Java's hash of its name (GroupMetadataManager.partitionFor; a share partition by its
-coordinator key). So a partition that could not be fully read leaves exactly its own groups unknown: their rows are not
-`certain`, and `unknown_because` speaks for a group without rows.
+coordinator key). So a partition that could not be fully read makes exactly its own groups unknown: their rows are not
+`certain`, and `unknown_because` has the reason for a group without rows.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ Found = dict[tuple[str, str, int], tuple[OffsetCommit, tuple[str, int]]]  # with
 
 
 def _found(by_topic: Mapping[str, Mapping[int, CommitsRead]], count: Mapping[str, int]) -> tuple[Found, list[str]]:
-    """Return the commits, each once, and notes on groups outside of their own partition, whose word counts less."""
+    """Return each commit once, and notes on groups outside of their own partition, whose commits have low priority."""
     found: Found = {}
     strays: dict[str, None] = {}
     for topic, there in by_topic.items():

@@ -1,9 +1,9 @@
 """Lag of each key behind its deliveries.
 
-A *version* is a record of a key; its *last update* is the one with the largest offset. A position says which offsets
-of a unit are delivered to a group: all below `start`, of those up to `tail` the ones in `ranges` (share groups), and
-none from `tail` on. A table of deliveries states this for each key. Versions that are added up in an entry are all
-delivered, or none is.
+A *version* is a record of a key; its *last update* is the one with the largest offset. A position gives the delivered
+offsets of a unit and a group: all below `start`, those in `ranges` up to `tail` (share groups), and none from `tail`
+on. A table of deliveries states this for each key. Of versions that are added up in one entry, all are delivered or all
+are undelivered.
 
 | column | of a key, for a group |
 |---|---|

@@ -1,16 +1,15 @@
 """Entries of the table `audit_entries`: what audits keep of the keys of a log, in sorted runs that tasks write.
 
-An *entry* is a key of a partition with one version or more: the last one, and sums. Two ways of reading make them:
-
-  apart      each record is an entry, with a digest of key, value and headers
+An *entry* is a key of a partition with one version or more: the last one, and sums. There are two modes: apart each
+record is an entry, with a digest of key, value and headers
   added up   the versions of a key between two cuts are one entry; there are no digests, and nothing without a key. Cuts
              are offsets that a question asks about: whether a version is below one of them follows from the entry.
 
 A task reads stretches of logs as a consumer with read_committed does (udfs.data_source). A *group* of stretches, next
 to each other in a partition, is added up together, so its entries count only if all of its stretches do. A task writes
 runs into one Parquet file: the entries of a run are in the order of the upper bits of their hash (`bins`). So a later
-task reads a range of hashes of every run, and nothing else. Values leave the task only as hashes. What cannot be read
-is a problem of its stretch, and reading continues behind it.
+task reads only a range of hashes of every run. The task returns values only as hashes. Unreadable data is a problem of
+its stretch, and reading continues after it.
 
 In memory at a time: what udfs.data_source needs, and a run: _MOST_ENTRIES with at most _MOST_KEY_BYTES of keys.
 """
@@ -139,7 +138,7 @@ class FileRead:
 def read_task(logs: PartitionLogs, task: ReadTask) -> FileRead:
     """Read the groups of a task, and write and flush their entries as one Parquet file.
 
-    logs: where the end of a transaction is looked for, and the cleaner's work behind a hole.
+    logs: searched for the end of a transaction, and for cleaned batches above a hole.
     """
     with ExitStack() as stack:
         out = _RunFile(open_root(task.store_uri), task.folder, stack)

@@ -6,8 +6,9 @@ A record of A was *delivered* if its offset is below the group's committed offse
 The group must read, in B,
 
 - every copy of a record that was not delivered;
-- every record that A does not have: it was written to B after the clusters parted, or by somebody else. But what A
-  had and dropped is not new: it is *passed over* if all of this holds: A has a hole of offsets between the
+- every record that A does not have: it was written to B after the mirroring ended, or by another producer. A record
+that A had and removed is not new. It is *passed over* if all of these conditions hold: A has a hole of offsets between
+the
   neighbours that B has copies of, at least as large; the next neighbour was delivered; and B holds, behind it, a copy
   of a newer record of its key (compaction), or nothing of A's log is left before it (retention).
 
@@ -19,9 +20,9 @@ compacted, and the record is *superseded*.
 
 Tasks:
 
-  find_states   a range of hashes: what became of each record, written as a file of states; lost records; figures
-  first_new     a partition in which holes can change the answer: its rows of all files of states, in order
-  behind        a file of states: what a consumer reads from given offsets on
+  find_states a range of hashes: the state of each record, written as a file of states; lost records; figures first_new
+  a partition in which holes can change the answer: its rows of all files of states, in order behind        a file of
+  states: what a consumer reads from given offsets on
 
 In memory at a time: the versions of a range; for `first_new` 60 bytes for each record of the partition.
 """
@@ -186,7 +187,7 @@ def unit_figures(figures: Figures, unit: int) -> dict[str, int | None]:
 
 @dataclass(frozen=True)
 class Suspect:
-    """Partition whose answer may be a record that A had and dropped: A has holes, and was read beyond them."""
+    """Partition whose answer may be a record that A had and removed: A has holes, and was read above them."""
 
     unit: int
     committed: int
@@ -220,7 +221,7 @@ def first_new(root: str, paths: Sequence[str], suspect: Suspect) -> int | None:
         (next_offset > a_offset)
         & (next_offset < suspect.committed)
         & (n <= next_holes - holes)
-        & (n_inside == 0)  # the others may have gone by retention, from below A's first offset
+        & (n_inside == 0)  # retention may have removed the others, below A's first offset
         & (n_alone <= suspect.a_first)
     )
     new = first[~passed_over & (first < _LARGEST)]

@@ -1,4 +1,4 @@
-"""Kernel of the rules of `failover`: what became of each record of A, and what each copy in B is."""
+"""Kernel of the rules of `failover`: the state of each record of A, and the kind of each copy in B."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
 | 15 | the topics of a share group, with their names; its state has only their ids |
 
 In __share_group_state, types 0 and 1 are the snapshot and the updates of (group, topic id, partition): share_state.py.
-Other types say nothing of offsets: members, assignments, topologies. A type or version that Kafka 4.4.0 does not know
-is named in a note. Each key and its last value are decoded once, in Python: 100,000 committed offsets a second.
+Other types have no offsets: members, assignments, topologies. A type or version that Kafka 4.4.0 does not know is named
+in a note. Each key and its last value are decoded once, in Python: 100,000 committed offsets a second.
 """
 
 from __future__ import annotations

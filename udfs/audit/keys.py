@@ -1,4 +1,4 @@
-"""Keys of a log: what it holds of each, and those that lie where the default partitioner would not put them."""
+"""Keys of a log: the state of each, and keys in a partition that the default partitioner would not select."""
 
 from __future__ import annotations
 

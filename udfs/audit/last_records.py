@@ -65,7 +65,7 @@ class LastRecords(NamedTuple):
 
 
 def last_records(partition: SourcePartition, kinds: Kinds, *, accept_gaps: bool = False) -> LastRecords:
-    """Read a partition of a coordinator's topic to its end. What cannot be read becomes a problem."""
+    """Read a partition of a coordinator's topic to its end. Unreadable data becomes a problem."""
     wanted = Wanted(control=True)
     pieces = find_pieces(partition, Range(wanted=wanted, quarantine=True, accept_gaps=accept_gaps))
     state = _State(kinds)

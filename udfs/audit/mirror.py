@@ -13,8 +13,8 @@ A key is judged by its last version on each side, since compaction may drop all 
 | stale | B does not have A's, and its own is an older version of A (or older than all that A still has) |
 | different | neither side has the other's |
 | ahead | B has A's, and newer versions that A does not have |
-| order | B has A's, but before an older version; also if older versions changed places |
-| unknown | would be one of these, but what would decide it lies where a log could not be read |
+| order | B has A's, but before an older version; also if older versions have another order |
+| unknown | would be one of these, but the deciding records are in an unreadable part of a log |
 
 Older versions on one side only are counted, and are findings (`missing_version`, `extra_version`) if the caller says
 that neither side was compacted; then a key that is `deleted` is missing or extra.
@@ -91,7 +91,7 @@ class MirrorQuestion:
     columns = PAIR_COLUMNS
 
     def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, Summary]:
-        """Return a row for each finding, and one for all that is lawful of a kind and a unit."""
+        """Return a row for each finding, and one row for all allowed differences of a kind and a unit."""
         lawful, findings = zip(*(self._part(part) for part in parts), strict=True)
         added = by_partition(pa.concat_tables(lawful))
         rows = pa.Table.from_pylist([row | {"source": self.source} for row in added], PAIRS)
@@ -99,7 +99,7 @@ class MirrorQuestion:
         return table, self.summary(table)
 
     def _part(self, versions: VersionRows) -> tuple[pa.Table, pa.Table]:
-        """Return rows of what is lawful, and of findings."""
+        """Return rows of allowed differences, and of findings."""
         matches = match(versions, ignore_timestamps=self.ignore_timestamps)
         keyless = matches["keyless"]
         lawful, findings = [], []

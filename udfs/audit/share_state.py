@@ -1,10 +1,10 @@
-"""The state of one share partition: where its group starts, and which offsets above are delivered.
+"""State of one share partition: the start offset of its group, and the delivered offsets above it.
 
-A ShareSnapshot holds all of it, each ShareUpdate behind it what changed. Kafka folds them one by one
+A ShareSnapshot has the complete state, and each following ShareUpdate has the changes. Kafka folds them one by one
 (ShareCoordinatorShard.merge, PersisterStateBatchCombiner, 4.3.0): the start offset is the last one that is not -1; each
 update cuts off what lies below its start; and where batches overlap, at each offset the one wins that was delivered
 more often, then the one with the higher state. So the state of an offset is the largest (delivery count, delivery
-state) of the batches that cover it, whatever their order, and all batches fold at once.
+state) of the batches that cover it, in any order, and all batches are merged at once.
 
 States: 0 available, 1 acquired, 2 acknowledged, 3 archiving, 4 archived. Acknowledged and archived are final: the group
 is done with the record, which was processed, rejected, or given up after too many tries.
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 BATCH: Final = np.dtype([("first", "i8"), ("last", "i8"), ("state", "i8"), ("count", "i8")])
 _DELIVERED: Final = (2, 4)
 _STATES: Final = 256  # values of an int8
-_LAST: Final = 2**63 - 2  # so that the next offset is one, whatever bytes say
+_LAST: Final = 2**63 - 2  # so that the next offset is valid for any bytes
 NO_OFFSET: Final = -1
 Range = tuple[int, int]  # [first, last]
 
@@ -50,7 +50,7 @@ def delivered_ranges(changes: Sequence[ShareStateRecord]) -> list[Range]:
     best = _largest(np.searchsorted(edges, firsts), np.searchsorted(edges, lasts + 1), ranks, len(edges))
     done = np.isin(best % _STATES, _DELIVERED) & (best >= 0)
     turns = np.flatnonzero(np.diff(np.concatenate([[False], done, [False]]).astype(np.int8)))
-    edges = np.append(edges, edges[-1])  # nothing covers what lies behind the last edge
+    edges = np.append(edges, edges[-1])  # no batch covers offsets after the last edge
     return list(zip(edges[turns[::2]].tolist(), (edges[turns[1::2]] - 1).tolist(), strict=True))
 
 
@@ -77,8 +77,8 @@ def _largest(
 ) -> NDArray[np.int64]:
     """Return int64[size]: at each place the largest rank of the ranges [begin, end) that cover it, -1 for none.
 
-    A range is two ranges, of the largest power of two that fits, and each power is halved in turn: n log n steps,
-    however many batches overlap.
+    A range is two ranges, of the largest power of two that fits, and each power is halved in turn: n log n steps for
+    any number of overlapping batches.
     """
     powers = np.frexp(ends - begins)[1] - 1
     best = np.full(size, -1, np.int64)

@@ -5,13 +5,13 @@
 
 Every checksum, the snapshot's footer and the unbroken row of offsets are checked: a file that is damaged, cut or
 missing is a LogFormatError, never another state. That holds for an incomplete batch at the end too: a damaged length
-looks the same, and would hide all that follows. A log that is cut between batches is that of an earlier moment. Which
-records a quorum has agreed on is not in these files: the last few of a log may be taken back.
+looks the same, and would hide all that follows. A log that is cut between batches is that of an earlier moment. These
+files do not show which records the quorum has committed: the last records of a log may be truncated later.
 
 Source: Snapshots, RecordsSnapshotReader and MetadataLoader of Kafka 4.3.0.
 
 `newer_changes` tells whether a file of policies is still up to date. The offset alone says nothing, since a controller
-writes a record twice a second in any case. So the log is read from that offset on (without one, all of it, by the
+writes a record twice a second in any case. So the log is read from that offset on (without an offset, all of it, by the
 records' times), and only records about topics and their settings count. Of segments before the offset nothing is read:
 a day of a quiet cluster is 12 MB.
 """

@@ -256,7 +256,8 @@ class Rules:
     keep_batches: bool = False  # leave at least the header of every batch
     dry_run: bool = False
     compression: Compression = Compression()
-    tombstones_from: int = MAX_OFFSET  # tombstones from this offset on stay: what they delete may still be there
+    # tombstones from this offset on are retained: records that they delete may still exist
+    tombstones_from: int = MAX_OFFSET
     # int64[k], ascending: bases of data batches whose marker is lost; their records stay, and supersede nothing
     undecided: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     # int64[m], ascending: bases of the batches that show this; at least their headers stay

@@ -6,8 +6,8 @@ The task reads each input byte twice (headers and checksums; records) and decomp
 byte once and reads it once.
 
 If the keys do not fit the task's memory, or `compaction.strategy` is not offset, the task runs the stages of a large
-partition one after the other (`split_stages`), which read and decompress once more. The rows between the stages wait in
-a temporary file.
+partition one after the other (`split_stages`). These read and decompress the log once more. The rows between the stages
+wait in a temporary file.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The pass of one task over segment groups, from the last to the first, and the kinds of runs that choose its segments
 and rules: full, by yield, retention of single records, erasure.
 
-**By yield**: clean what is new, and of the older segments those whose dead records pay for their rewrite.
+**By yield**: clean new records, and the older segments whose dead records justify a rewrite.
 
-  1. walk what is new backwards, as every run does, and write it; its keys are in the table then, and go into a key file
+  1. walk the new records backwards, as every run does, and write them; write their keys from the table into a key file
   2. probe the Bloom filters of the older segments with these keys, the newest first. A key has one live record: the
      first filter with the key names the segment in which that record has just died
   3. choose the segments to rewrite (`schedule_segments`); the others are carried over as they are
@@ -15,10 +15,10 @@ remains is deduplicated through it.
 
 **Retention of single records and erasure**: the records older than retention.ms (`retention.exact`), or those of erased
 keys, leave the segments that hold any. All other records stay as they are, byte for byte. In a compacted topic an
-earlier record of a key would come back if its last record alone were removed, so a record that is too old makes the
-partition due (`with_what_is_old`). The store's segments of a generation come before the archive's. So all segments up
-to the last one that changes are written; those behind it stay in the archive. Nothing else may name the keys that were
-erased: filters and key files of runs by yield do not pass into the new generation.
+earlier record of a key would reappear if only its last record were removed. So an expired record makes the partition
+due (`with_what_is_old`). The store's segments of a generation come before the archive's. So all segments up to the last
+one that changes are written; those behind it stay in the archive. No other file may have the erased keys: the new
+generation has no filters and key files of runs by yield.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def clean_groups(
                 stack.push(number, piece, chunk)
         group = analysis.group(numbers)
         if fails and of.tally["null_keys"]:
-            continue  # this partition will not be committed; continue only to count
+            continue  # this partition will not be committed; continue only to complete the counts
         follows = held is not None and held[0].base_offset == group.next_offset
         if held is not None and follows and not len(stack):
             last_offset = held[1].last_offset(plan.run.max_log_bytes)
@@ -145,11 +145,13 @@ def clean_everything(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffe
 
 
 class KeysLost(Exception):
-    """Key files of earlier runs are gone or damaged: everything must be cleaned."""
+    """Key files of earlier runs are missing or damaged: all segments must be cleaned."""
 
 
 def clean_by_yield(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer, clock: Clock) -> Cleaned:
-    """Clean what is new and what pays. Raises TooManyKeys, and KeysLost if keys that are needed cannot be read."""
+    """Clean new records, and segments with enough yield. Raises TooManyKeys, and KeysLost if keys that are needed
+    cannot be read.
+    """
     dirty, sources = analysis.cleanable.first_dirty_offset, analysis.sources
     below = sorted(analysis.replaced)
     fresh = [n for n in below if sources[n].first_offset >= dirty]
@@ -312,7 +314,7 @@ def with_what_is_old(
         return analysis
     forced = analyse(plan, scans, identity, Extent.FORCED)
     if isinstance(forced, Analysis) and _any_is_old(plan, analysis, len(forced.replaced), buffer):
-        return forced  # else nothing may be cleaned yet
+        return forced  # otherwise nothing is cleanable yet
     return analysis.unchanged or replace(analysis, affected=range(0))
 
 
@@ -331,7 +333,7 @@ def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: Chun
 
 def remove_records(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -> Cleaned | PartitionResult:
     """Remove single records; the segments replace the sources `replaced` of the analysis, which is completed by what
-    the pass learned. Return the result if no record goes and nothing else is to be done.
+    the pass learned. Return the result if no record is removed and no other work is due.
     """
     erasing, tally = plan.policy.erasing, Tally()
     erased = None if erasing is None else ErasedKeys(plan, erasing)

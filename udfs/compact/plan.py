@@ -140,11 +140,11 @@ class PartitionInput:
     txn_indexes: tuple[SideFile, ...] = ()
     orphans: tuple[SideFile, ...] = ()  # indexes of the archive without their .log, by offset
     leader_epochs: tuple[tuple[int, int], ...] | None = None  # the archive's checkpoint; None: lost
-    cleaner_checkpoint: int | None = None  # the archive's, wherever `first_dirty_offset` comes from
+    cleaner_checkpoint: int | None = None  # the archive's, for every source of `first_dirty_offset`
     log_start_checkpoint: int | None = None  # the archive's
     identity_segment: Segment | None = None  # archived; holds the last known batch if `segments` do not
     generation: LastGeneration = LastGeneration()
-    reset: bool = False  # --reset: start over from the archive, wherever it begins; keep the old generation
+    reset: bool = False  # --reset: start over at the beginning of the archive; keep the old generation
 
     @property
     def name(self) -> str:
@@ -164,7 +164,7 @@ class CleanPolicy:
     settings: CleanSettings
     erasing: Erasing | None = None  # erase, and do not compact
     by_yield: bool = False  # leave in the store what the next run needs to choose segments by their yield
-    partial: bool = False  # clean what is new, and the older segments that pay; False: everything
+    partial: bool = False  # clean new records, and older segments with enough yield; False: everything
     io_budget_bytes: int | None = None  # for rewrites by yield, read and written; None: no limit
 
 
@@ -220,8 +220,8 @@ class PartitionPlan:
     @property
     def is_due_anyway(self) -> bool:
         """Return whether the partition is due independent of its records: a partition that starts over, which would be
-        uncleanable in the next run; an empty log without a generation, of which the log start, log end and leader
-        epochs are all there is to keep.
+        uncleanable in the next run; an empty log without a generation: only its log start, log end and leader epochs
+        are kept.
         """
         return self.input.reset or (
             self.input.generation.next_offset is None and not self.log_bytes and self.policy.erasing is None
@@ -254,8 +254,8 @@ class PartitionPlan:
     @property
     def read_until(self) -> int | None:
         """Offset that the high watermark lets us read to; None: to the end. It is never below the end of the last
-        generation or the offsets that the broker cleaned or gave up, which were safe then (a high-watermark checkpoint
-        may be older than the log beside it).
+        generation, or below offsets that the broker cleaned or deleted: those were below a high watermark. A
+        high-watermark checkpoint may be older than the log beside it.
         """
         if self.input.high_watermark is None:
             return None
@@ -284,7 +284,7 @@ class PartitionPlan:
 
 @dataclass(frozen=True)
 class ScheduledSegment:
-    """Older segment in a run by yield, and what becomes of it."""
+    """Older segment in a run by yield, and the decision about it."""
 
     number: int  # number of the source
     base_offset: int
@@ -312,7 +312,7 @@ class CleanedLog:
     segments_before: int = 0
     gaps: tuple[Gap, ...] = ()  # gaps that the new generation passes over
     compacted: bool = True  # False: retention alone removed segments, or the run erased
-    erases: bool = False  # records of erased keys went, and nothing else
+    erases: bool = False  # only records of erased keys were removed
     expired: tuple[Expired, ...] = ()  # whole segments that retention removed
     archived_files: tuple[ReadFile, ...] = ()  # files of the archive that this run has read as a whole
 

@@ -5,11 +5,10 @@
   last of each key   a task for some buckets of key hashes: the offsets that stay
   rewrite            a task for each group of segments: new segments, of the records with these offsets
 
-Records never leave their task. A row between the stages holds some hundred local survivors of one bucket from one
-split, because a row for each record costs the JVM more than all the rest (measured: BENCHMARKS.md).
-A row without a bucket tells the rewrite how many survivors a split has sent. So a row that is lost, or comes twice,
-ends the compaction of the partition; a row with a problem ends it in the same way.
-In one task, an `Exchange` hands over the rows (`compact_partition`).
+Records never leave their task. A row between the stages has some hundred local survivors of one bucket from one split.
+A row for each record costs the JVM more than all other work (measured: BENCHMARKS.md). A row without a bucket tells the
+rewrite how many survivors a split has sent. So a missing or duplicate row, or a row with a problem, ends the compaction
+of the partition. In one task, an `Exchange` hands over the rows (`compact_partition`).
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ class LargePartition:
 
 @dataclass(frozen=True)
 class TaskReport:
-    """Counts and bounds that a task tells beside its rows."""
+    """Counts and bounds that a task returns in addition to its rows."""
 
     counts: Mapping[str, int]  # counts by `io_counts`
     peak_memory_bytes: int
@@ -356,7 +355,7 @@ def _stay(of: LargePartition, rows: pa.RecordBatch) -> Iterator[tuple[int, np.nd
 
 
 def _table(n_keys: int, slot: np.dtype[np.void]) -> np.ndarray:
-    """Return a table of zeros, at most two thirds of which so many keys use."""
+    """Return a table of zeros; this number of keys uses at most two thirds of it."""
     return np.zeros(1 << (n_keys + n_keys // 2 + 1).bit_length(), slot)
 
 

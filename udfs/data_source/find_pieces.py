@@ -101,7 +101,7 @@ def first_offset(root: Root, path: str) -> int:
 
 def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list[Piece]:
     log, damage, doubtful = opened
-    if damage is not None:  # offsets behind the damage are not known
+    if damage is not None:  # offsets after the damage are unknown
         asked = replace(asked, start=_at_most(asked.start, log.latest), end=_at_most(asked.end, log.latest))
     start, end = _offsets(partition, log, asked)
     start, end = max(start, asked.start_offset), min(end, asked.end_offset)
@@ -146,8 +146,8 @@ def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list
 
 
 class _Gaps:
-    """Gaps that no task would see: in front of the first offset that is read, and behind segments of which nothing is
-    read. The task that reads a segment finds the gap behind it.
+    """Gaps that no task would see: before the first requested offset, and after segments without requested records. The
+    task that reads a segment finds the gap behind it.
     """
 
     def __init__(self, partition: SourcePartition, log: PartitionLog, asked: Range) -> None:
@@ -177,7 +177,7 @@ class _Gaps:
         try:
             end = log.segment_end(number - 1)
         except LogFormatError:
-            return None  # damage in a segment of which nothing is read
+            return None  # damage in a segment without requested records
         return self._behind_unread(number - 1, end, 0, start)
 
     def _behind_unread(self, number: int, end: int, start: int, until: int) -> Problem | None:
@@ -285,7 +285,7 @@ def _within(piece: Piece, segment: Segment, log: PartitionLog, wanted: Wanted) -
     if piece.end_offset <= after and piece.end_offset != NO_END:
         place = log.lookup_offset(piece.end_offset)
         if place is not None and place.segment_base_offset == segment.base_offset:
-            inside = place.base_offset < piece.end_offset  # -1, not known: it may begin before
+            inside = place.base_offset < piece.end_offset  # -1, unknown: the batch may begin earlier
             end = place.position + place.size if inside else place.position
             piece = replace(piece, end=end, torn_tail=False, behind=None)
     if wanted.start_ms is not None:
@@ -308,7 +308,7 @@ def _borders(piece: Piece, segment: Segment, log: PartitionLog, split_bytes: int
     entries = offset_index.read(data, segment.base_offset, segment.index)
     n = -(-size // split_bytes)
     chosen = entries
-    if n <= len(entries):  # else there is not one for each split
+    if n <= len(entries):  # else some splits have no entry
         targets = piece.start + np.arange(1, n) * (size // n)
         at = np.unique(np.searchsorted(entries["position"], targets))
         chosen = entries[at[at < len(entries)]]

@@ -1,8 +1,8 @@
 """The end of what may be read of a partition's log: the log end, the high watermark, the last stable offset, or damage.
 
-Damage hides the log's end if it hides the batches behind it: its length cannot be right, and no index entry leads on.
-If damage is quarantined, the log ends there for everything that needs an end: limits by offset, committed data,
-streams. A read without an end continues to the last byte and meets the damage itself.
+Damage hides the log's end if it hides the following batches: the length field is invalid, and no index entry points to
+a later batch. If damage is quarantined, the log ends there for everything that needs an end: limits by offset,
+committed data, streams. A read without an end continues to the last byte and meets the damage itself.
 
 Only headers are read here, and only markers' checksums are checked: a wrong header with possible values is believed.
 """

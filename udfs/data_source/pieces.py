@@ -1,4 +1,4 @@
-"""Tasks of the data source: stretches of log files, and which of their records or batches are wanted.
+"""Tasks of the data source: ranges of log files, and the requested records or batches of each.
 
 A stretch begins and ends at a batch border. The driver finds the borders (find_pieces), any worker reads the stretches
 (read_records, read_batches). All classes are plain values: they cross process borders, and know nothing of Spark.
@@ -117,7 +117,7 @@ class Wanted:
         return self.start_ms is not None or self.end_ms is not None
 
     def batches(self, batches: NDArray[np.void], start_offset: int, end_offset: int) -> NDArray[np.bool_]:
-        """Return bool[n]: which of BATCH[n] may hold a wanted record.
+        """Return bool[n]: whether each of BATCH[n] may have a requested record.
 
         A batch's base timestamp is no lower limit of its records' timestamps; only with LogAppendTime are all the same.
         """

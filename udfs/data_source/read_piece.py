@@ -150,9 +150,9 @@ _HEADER: Final = np.dtype([*BATCH_HEADER.descr, ("more", f"V{V3_LARGEST_HEADER -
 def resume_position(root: Root, piece: Piece, error: LogFormatError, position: int) -> int | None:
     """Return the position of the next batch behind the bad one at `position`; None if this piece shows none.
 
-    Candidates are the end by the bad batch's own length, if the walk trusted that length and a batch may follow, and
-    the first entry of the offset index that points at a batch which ends at the entry's offset. The nearer position
-    counts, because a length may be wrong.
+    Candidates are the end by the length of the damaged batch, if the walk used that length and a batch may follow, and
+    the first valid entry of the offset index. An entry is valid if its batch ends at the offset of the entry. The
+    nearer position counts, because a length may be wrong.
     """
     if error.kind in _ENDS:
         return None

@@ -7,11 +7,11 @@ there.
 
 In memory at a time: a chunk, 32 MiB of decompressed batches or one batch, and one Arrow batch.
 
-Of committed data, the next marker of a batch's producer decides, wherever behind the batch it lies. A broker tells
+For committed data, the next marker of a batch's producer decides, at any distance after the batch. A broker tells
 consumers from the transaction index. `Outcomes` looks for markers in the log itself, so an archive without `.txnindex`
 files gives the same result: aborted data never lies in a log without its ABORT marker (the cleaner drops the data
-first, and the marker later). Headers ahead of a chunk are read as far as its open transactions go, usually a little,
-and never twice.
+first, and the marker later). Headers after a chunk are read until its open transactions end, usually a few, and never
+twice.
 
 Nothing above the last stable offset is read at all: the plan ends there (find_pieces). Below it, every transaction has
 its marker, because a cleaner keeps the marker while a batch is left. A transaction without one is open, although the

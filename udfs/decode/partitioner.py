@@ -2,8 +2,8 @@
 
 A key's partition is (murmur2(key) & 0x7fffffff) % partitions. The Java producer, Kafka Streams and their copies do this
 (BuiltInPartitioner.partitionForKey of kafka-clients 4.3.0; DefaultPartitioner before 3.3). A producer sends a record
-without a key wherever there is room (KIP-480, KIP-794), so the answer is null. Clients of librdkafka hash with CRC-32
-unless their `partitioner` is murmur2 or murmur2_random; for what those wrote, the answer is wrong.
+without a key to any partition (KIP-480, KIP-794), so the answer is null. Clients of librdkafka hash with CRC-32 unless
+their `partitioner` is murmur2 or murmur2_random; for what those wrote, the answer is wrong.
 
 Measured on one core: 130 million keys of 16 bytes a second, 60 million of 36.
 """

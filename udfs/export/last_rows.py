@@ -1,8 +1,8 @@
 """The last record of each key of a partition, as one Parquet file: a task of `export --latest`.
 
-The records are read twice: their keys into a table that holds the last offset of each, then all of them, of which
-those stay that the table names. Keys that do not fit the task's memory take several rounds, each over a range of
-their hashes. Keys are compared by 128 bits of SipHash under a secret of the task.
+The records are read twice. The first pass enters their keys and last offsets into a table. The second pass keeps the
+records at these offsets. Keys that do not fit the task's memory take several rounds, each over a range of their hashes.
+Keys are compared by 128 bits of SipHash under a secret of the task.
 
 Also here: where the first transaction begins that is open in front of damage, by headers alone.
 """

@@ -1,4 +1,4 @@
-"""Keys in a `.log`: every record that its bytes hold, whatever became of it.
+"""Keys in a `.log`: every record in its bytes, regardless of transactions and log offsets.
 
 Aborted records count, and so do those above the high watermark and below the log start; the offsets of the segment's
 name are not checked. Only control records are left out, whose keys are Kafka's own. A byte range that cannot be read as
@@ -68,7 +68,7 @@ class LogSearch:
                 return
             except Exception as found_error:  # any error: the problem names the file
                 error = stopped(found_error, file.shown)
-            if error.kind == "offsets" and previous >= 0:  # order is nothing to us: read the same batch again without
+            if error.kind == "offsets" and previous >= 0:  # read the batch again without the check of order
                 previous = -1
                 continue
             following = resume_position(cached_root(file.root), _piece(file), error, position)

@@ -74,7 +74,7 @@ _FINDINGS: Final = pa.schema(
 
 @dataclass(frozen=True)
 class NotRead:
-    """A place that was not read, or not wholly, so that nothing is absent there."""
+    """A place that was not read completely, so that it proves no absence."""
 
     file: int  # its number in the task
     problem: Problem

@@ -39,8 +39,8 @@ def last_stable_offset(
 
     Raises LogFormatError for a bad log, unless there is `resume`. It gets a segment, the error and the bad batch's
     position, and returns the next batch's; None: continue in the next segment. A transaction that was open before the
-    damage is then not known to be open, and a reader finds no marker for it this side of the damage. Checks the
-    checksums of markers, and without `resume` that of the open batch.
+    damage is then not recognized as open, and a reader finds no marker for it before the damage. Checks the checksums
+    of markers, and without `resume` that of the open batch.
     """
     log_start_offset = max(log_start_offset or 0, segments[0].base_offset if segments else 0)
     state, first = _loaded(segments, snapshots, high_watermark)

@@ -2,9 +2,9 @@
 
 There are two ways, both from the KIP-33 draft. LogAppendTime, for a segment whose batches all have it: all records of a
 batch carry the batch's timestamp, which rises through the log, so headers say everything and nothing is decompressed.
-CreateTime, for any other segment: timestamps are out of order, so those of all records are decoded (not their keys and
-values), and the row of a minute says where its first record in the segment is. Control records, and records without a
-timestamp, are in no minute. A segment without rows has one of nulls, so that it is not read again.
+CreateTime, for any other segment: timestamps are out of order, so the timestamps of all records are decoded, without
+keys and values. The row of a minute has the position of its first record in the segment. Control records, and records
+without a timestamp, are in no minute. A segment without rows has one of nulls, so that it is not read again.
 """
 
 from __future__ import annotations

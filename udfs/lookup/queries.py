@@ -59,7 +59,7 @@ class LookupPlan:
     max_batch_bytes: int = MAX_BATCH_BYTES
     read_committed: bool = False  # answers end at the last stable offset, found by reading headers
     traces: Traces | None = None  # evidence of gaps; None: gaps do not count
-    problem: Problem | None = None  # its files cannot be listed, or stand for nothing certain
+    problem: Problem | None = None  # its files cannot be listed, or are ambiguous
 
     @property
     def name(self) -> str:
@@ -238,8 +238,8 @@ def _numbers(values: NDArray[np.int64]) -> Any:
 def lookup_table(plans: dict[tuple[str, int], LookupPlan], batches: Iterator[Any]) -> Iterator[Any]:
     """Yield record batches of queries with the answers' columns behind theirs, in order, each as long as it came.
 
-    Columns: topic, partition; offset, timestamp (ms int64, either may be missing or null; the offset goes first). Rows
-    of one partition should come together: only the log of a batch's last partition stays open for the next batch.
+    Columns: topic, partition; offset, timestamp (ms int64, either may be missing or null; the offset is first). Rows of
+    one partition should come together: only the log of a batch's last partition stays open for the next batch.
     """
     logs: dict[tuple[str, int], tuple[PartitionLog, Passed]] = {}
     try:

@@ -1,8 +1,9 @@
 """Data of aborted transactions whose marker no sound copy has.
 
-A cleaner removes a marker when the data of its transaction is gone. A merge can bring the data back from a copy that is
-less compacted, and damage can take the marker from that copy. Then a consumer of committed records would get the data
-as soon as its producer commits another transaction. The `.txnindex` files of the copies still name such transactions.
+A cleaner removes a marker after the data of its transaction was removed. A merge can bring the data back from a copy
+that is less compacted, and damage can take the marker from that copy. Then a consumer of committed records would get
+the data as soon as its producer commits another transaction. The `.txnindex` files of the copies still name such
+transactions.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@
            the copy with the most sound batches           (whole byte ranges come from one file)
       -> overlapping batches with other offsets: the one that more copies have, that joins its neighbours, ...
 
-Order and offsets are those of the log: a batch is copied as it is or not at all. Is it safe to take one batch from a
-compacted copy and the next one from another? The last record of a key is in every copy that holds its batch, because
-no cleaner removes it, so no key loses its last value. A tombstone that a cleaner has removed may leave older values of
+Order and offsets are those of the log: a batch is copied as it is or not at all. Taking one batch from a compacted copy
+and the next batch from another copy is safe. No cleaner removes the last record of a key, so every copy that holds its
+batch has the record, and no key loses its last value. A tombstone that a cleaner has removed may leave older values of
 its key in a range that comes from a copy that is less compacted; the same holds for a marker and the data of its
 transaction. `aborted.py` finds data whose ABORT marker is lost.
 
 Two batches of one leader epoch at the same offsets, both sound, of which neither can have been made of the other by a
-cleaner, are a contradiction: they cannot belong to one log, so nothing decides between them.
+cleaner, are a contradiction: they cannot belong to one log, and no rule selects one of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lastkey.udfs.merge.lineage import Chain
 from lastkey.udfs.merge.survey import epoch_runs
 
 CANDIDATE: Final = np.dtype([("batch", BATCH), ("copy", "i4"), ("stream", "i4"), ("row", "i8"), ("epoch_fits", "?")])
-# Fields that equal batches share, whatever their offsets
+# Fields that equal batches share at any offsets
 _BODY: Final = ("crc", "size", "records_count", "producer_id", "base_sequence", "max_timestamp")
 _EQUAL: Final = ("base_offset", "last_offset", "crc", "size", "records_count", "partition_leader_epoch")
 _SAME: Final = ("producer_id", "producer_epoch", "base_sequence")  # a cleaner changes none of these
@@ -53,11 +53,11 @@ class Stream:
     rows: np.ndarray  # BATCH[n]
     until: int = NO_END  # batches from here on are not in the winning lineage
     lacks: tuple[tuple[int, int], ...] = ()  # offsets first..until-1 that the copy lacks
-    segments: tuple[Segment, ...] = ()  # of the copy
+    segments: tuple[Segment, ...] = ()  # segments of the copy
     first_rows: Sequence[int] = ()  # number of the first row of each segment, and of all rows
 
     def lacks_offset(self, offset: int) -> bool:
-        """Return whether damage, or a missing file, may have taken this offset from the copy."""
+        """Return whether damage or a missing file may have removed this offset from the copy."""
         return any(first <= offset < until for first, until in self.lacks)
 
     def find(self, offset: int) -> int:
@@ -81,7 +81,7 @@ class Conflict:
 
 @dataclass
 class ChoiceFindings:
-    """ChoiceFindings of a choice besides the batches."""
+    """Findings of a choice in addition to the batches."""
 
     conflicts: list[Conflict] = field(default_factory=list)
     displaced: dict[int, list[int]] = field(default_factory=dict)  # copy -> first offsets of the first few
@@ -198,7 +198,7 @@ def _compare(rows: np.ndarray, heads: NDArray[np.int64], group: NDArray[np.int64
     cleaned = (batch["records_count"] != best["records_count"]) | thin | (batch["magic"] != best["magic"])
     cleaned |= ((batch["attributes"] | best["attributes"]) & DELETE_HORIZON_MASK) != 0  # two may have two horizons
     cleaned |= (batch["attributes"] & CODEC_MASK) != (best["attributes"] & CODEC_MASK)
-    # a copy whose batch has an epoch that does not fit the chain has lost already
+    # a copy whose batch has an epoch outside of the chain was already rejected
     wrong = other & ~equal & ~(alike & cleaned) & rows["epoch_fits"] & rows["epoch_fits"][heads[group]]
     for i in np.flatnonzero(wrong)[: _MOST_CONFLICTS - len(found.conflicts)]:
         of = (int(rows["copy"][heads[group[i]]]), int(rows["copy"][i]))
@@ -241,9 +241,9 @@ def _is_moved(last: np.void, other: Stream, at: int) -> bool:
 def _without_displaced(rows: np.ndarray, streams: Sequence[Stream], found: ChoiceFindings) -> np.ndarray:
     """Return the candidates without those whose base offset another copy shows to be wrong.
 
-    The same bytes lie at offset x in one copy and at y in another. Neither copy lacks the offset of the other one, by
-    damage or a missing file, and yet the first has no such batch at y and the second none at x: one of the two base
-    offsets is damaged. The batch stays that joins more of its neighbours.
+    The same bytes lie at offset x in one copy and at y in another. Neither copy lacks the other copy's offset by damage
+    or a missing file, but the first has no such batch at y, and the second none at x: one of the two base offsets is
+    damaged. The batch stays that joins more of its neighbours.
     """
     batch = rows["batch"]
     delta = batch["last_offset"] - batch["base_offset"]

@@ -9,9 +9,9 @@ AbstractFetcherThread.getOffsetTruncationState (4.3.0).
 
 Here the copy with the highest last epoch is the leader; of several the one whose epochs most batches of all copies
 show, then the one whose log ends last. Two differences from
-Kafka. Batches of the leader's own last epoch count wherever they are: only one broker led in that epoch, and its copy
-may have lost its end. An epoch that the leader's batches lack, while its checkpoint is lost, is not held against a
-copy: a cleaner, or damage, may have removed it from the leader.
+Kafka. Batches of the leader's own last epoch count in every copy: only one broker led in that epoch, and its copy may
+have lost its end. If the leader's checkpoint is lost, an epoch that its batches lack does not exclude a copy: a cleaner
+or damage may have removed the epoch from the leader.
 
 The checksum of a batch does not cover its leader epoch. An epoch that only one batch of all copies has, and no
 checkpoint, is taken for damage; so is one that falls below an epoch before it.
@@ -125,7 +125,7 @@ def is_of_another_log(rows: np.ndarray, file: Sequence[EpochEntry]) -> bool:
 
 
 def support(chain: Chain, copies: Iterable[np.ndarray]) -> int:
-    """Return how many batches of all copies, BATCH[n] each, say the same as a chain."""
+    """Return how many batches of all copies, BATCH[n] each, agree with a chain."""
     return sum(right - wrong for right, wrong in (_judged(rows, chain) for rows in copies))
 
 

@@ -15,8 +15,9 @@ def drop_displaced(base: np.ndarray, last: np.ndarray, floor: int, kept: np.ndar
     kept: bool[n], written; stack: int64[n], scratch.
 
     The checksum does not cover the base offset, so a flipped bit moves a batch. If two batches contradict each other,
-    the one goes that joins fewer of its neighbours (base = last + 1). Of two that join as many, the earlier one goes if
-    the next batch contradicts it too, or there is none: most flipped bits make an offset larger.
+    the kernel drops the batch that joins fewer of its neighbours (base = last + 1). If both join equally many, it drops
+    the earlier batch if the next batch also contradicts it, or there is no next batch: most flipped bits make an offset
+    larger.
     """
     n = base.shape[0]
     top = -1

@@ -5,8 +5,8 @@ batches. A row counts if the checksum of its batch fits, and its offsets rise an
 segment and the next one. Rows at or above the base of the next segment are kept apart (`overlapping`): two segments
 hold the same offsets, and the other one may be damaged there.
 
-A copy lacks the offsets of damaged bytes, and those between two segments unless its cleaner checkpoint lies above them
-or a batch at or above them shows a cleaner's work (`udfs.holes` has the rule).
+A copy lacks the offsets of damaged bytes. It also lacks the offsets between two segments, unless its cleaner checkpoint
+is above them or a batch at or above them shows a cleaner's work (`udfs.holes` has the rule).
 """
 
 from __future__ import annotations

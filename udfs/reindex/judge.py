@@ -9,16 +9,15 @@ counts:
     foreign        no entry fits this log, or the first one lies outside: the file belongs to another segment
     wrong          entry n misleads a look-up
     torn           the file ends inside an entry
-    padded         right as far as it goes, then zeros: a segment that was being written, and was never closed
-    stale          right as far as it goes, but ends before the log does, or continues where the log was cut off
-    other_entries  right for every look-up, but not the entries that Kafka 4.3 and 4.4 make
+    padded         correct entries, then zeros: the segment was active and was never closed stale          right as far
+    as it goes, but ends before the log does, or continues where the log was cut off other_entries  right for every
+    look-up, but not the entries that Kafka 4.3 and 4.4 make
 
-An archived snapshot is what a live broker knew. It can know more than a replay of the log: producers whose batches the
-log start or the cleaner removed, or a producer's epoch or open transaction whose marker or data is gone. It can know
-less: a broker forgets producers that were idle for producer.id.expiration.ms and have no open transaction, and would
-forget them again when it loads. Both are `other_entries`. A snapshot that denies a batch in the log is `wrong`.
-
-Memory holds no more of an index than can be right (segment.index.bytes), and a little.
+An archived snapshot has the producer state of a live broker. It can have more than a replay of the log: producers whose
+batches were removed by the log start or the cleaner, or a producer's epoch or open transaction whose marker or data was
+removed. It can have less: a broker drops producers that were idle for producer.id.expiration.ms and have no open
+transaction, also when it loads. Both are `other_entries`. A snapshot that contradicts a batch in the log is `wrong`.
+Memory is limited to the valid size of an index (segment.index.bytes), and a little more.
 """
 
 from __future__ import annotations
@@ -267,7 +266,7 @@ def _lowest(tables: list[NDArray[np.void]]) -> int:
 
 def _denies(archived: NDArray[np.void], replayed: NDArray[np.void], log: Known) -> NDArray[np.bool_]:
     """Return bool[n]: which archived entries contradict a batch in the log. Both tables hold the same producers."""
-    newer = archived["producer_epoch"] > replayed["producer_epoch"]  # by a marker that is gone
+    newer = archived["producer_epoch"] > replayed["producer_epoch"]  # by a removed marker
     same_epoch = archived["producer_epoch"] == replayed["producer_epoch"]
     denied = ~newer & ~same_epoch
     denied |= same_epoch & (archived["last_offset"] < replayed["last_offset"])

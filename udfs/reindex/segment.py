@@ -43,7 +43,7 @@ class ReindexTask:
     folder: str  # folder of the partition
     segments: tuple[Segment, ...]
     settings: LogSettings
-    next_base_offset: int | None = None  # of the segment behind them; None: missing, and the last may end torn
+    next_base_offset: int | None = None  # base offset of the next segment; None: none, and the last may end torn
     check_crc: bool = True
 
 

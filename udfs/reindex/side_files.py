@@ -6,11 +6,11 @@
         `.snapshot` state takes the segment's summary; the transactions that it aborts are its `.txnindex`
     the state at the log end is the last `.snapshot`; the first batch of each leader epoch the leader-epoch-checkpoint
 
-Behind a bad log the state is not known. A valid archived snapshot at a later base gives it back, as when a broker loads
-it. The same holds for a log that nothing shows to begin at its log start: no replay can tell which transactions are
-open there, and a broker believes a snapshot that knows none. Archived files can know more than the log does, because
-the cleaner removed batches or the log start went up. They may say more than the log, but must not contradict a batch
-that is there. Rules: KAFKA.md, "Transaction index", "Producers", "Leader epochs" and "Recovery".
+After a damaged log the state is unknown. A valid archived snapshot at a later base offset restores it, as when a broker
+loads the log. The same holds for a log that nothing shows to begin at its log start: no replay can tell which
+transactions are open there, and a broker believes a snapshot that knows none. Archived files can have more facts than
+the log, because the cleaner removed batches or the log start moved up. Additional facts are accepted, but no
+contradiction to an existing batch. Rules: KAFKA.md, "Transaction index", "Producers", "Leader epochs" and "Recovery".
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def judge_txn_index(
     markers the offset of its producer's marker before it, -1: none; dense_from: from here on every offset is in a
     batch, None: some may have been cleaned away.
 
-    On a compacted log the archived file can know more: transactions whose data is gone, an earlier first offset. Such a
-    file is `other_entries` if three things hold: it covers every replayed entry; each other entry has its ABORT marker
-    (else a reader would drop what the producer wrote later); and none begins before its producer's previous marker
-    (else a reader would drop what was committed there).
+    On a compacted log the archived file can have more: transactions whose data was removed, an earlier first offset.
+    Such a file is `other_entries` if three things hold: it covers every replayed entry; each other entry has its ABORT
+    marker (else a reader would drop what the producer wrote later); and none begins before its producer's previous
+    marker (else a reader would drop what was committed there).
     """
     rebuilt = transaction_index.write(entries)
     if file is None:
@@ -212,7 +212,7 @@ class _Fold:
         problem = outcome.problem or outcome.producer_problem
         entries: NDArray[np.void] | None = None
         if problem is None and self.state is None and not len(outcome.producers.markers):
-            entries = np.empty(0, transaction_index.ENTRY)  # nothing is aborted here, whatever was before
+            entries = np.empty(0, transaction_index.ENTRY)  # no marker here aborts a transaction
         elif problem is None and self.state is not None:
             try:
                 entries = aborted_transactions(self.state.apply(outcome.producers, outcome.log))

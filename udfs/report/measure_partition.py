@@ -1,9 +1,9 @@
 """The profile of a partition: its content, and the result of cleaning it now. One task, without output files.
 
-The log is scanned as a compaction scans it, and then read once from its end to its start. The part that would be
-cleaned goes through `clean_batches` itself, without a writer, so live and dead are what `compact --dry-run` says,
-by construction. Records above the first uncleanable offset, and those of topics that are not compacted, are only
-counted; a key that is written there again supersedes nothing yet, as for the cleaner.
+The log is scanned as a compaction scans it, and then read once from its end to its start. `clean_batches` itself
+processes the cleanable part, without a writer, so live and dead equal those of `compact --dry-run` by construction.
+Records above the first uncleanable offset, and those of topics that are not compacted, are only counted; a key that is
+written there again supersedes nothing yet, as for the cleaner.
 
 Memory: 32 bytes a slot of the key table. At most two thirds of its slots are used; it begins with 512 KiB and doubles
 as it fills, up to half of the task's memory. A chunk and its decompressed batches come on top, as everywhere. Results

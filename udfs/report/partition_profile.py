@@ -102,7 +102,7 @@ class PartitionProfile:
     due: bool = False  # by ratio, bytes and lag: a compaction would take it now
     expiring: tuple[Expired, ...] = ()  # segments that retention would delete from the log as it is
     bytes_after_is_estimate: bool = False  # recompression decides
-    # bytes that a compaction would leave, whatever cleanup.policy says; None: not known, the notes say why
+    # bytes after a compaction, for any cleanup.policy; None: unknown, the notes have the reason
     bytes_if_compacted: int | None = None
     counters: dict[str, int] = field(default_factory=dict)  # counters of the cleaned range, as compact reports them
     distinct_keys: int = 0

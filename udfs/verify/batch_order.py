@@ -99,7 +99,7 @@ class Epochs:
             self._check_copy(batches[current])
 
     def _check_copy(self, batches: np.ndarray) -> None:
-        """Add a row for the first batch of which the archive's file knows more.
+        """Add a row for the first batch about which the archive's file has more data.
 
         Compares last offsets, because a log start may lie within a batch, and the batch's epoch then begins there.
         """
@@ -120,7 +120,9 @@ def _epochs_at(listed: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 class Producers:
-    """Check for what a broker refuses when it loads a log: unknown markers, batches that break into a transaction."""
+    """Check for batches that a broker refuses when it loads a log: unknown markers, batches that interrupt a
+    transaction.
+    """
 
     def __init__(self) -> None:
         self.before = no_producers()

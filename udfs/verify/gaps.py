@@ -1,6 +1,6 @@
-"""Offsets that no segment holds, and files that show that there were more: verify's own rule.
+"""Offsets that no segment holds, and files that show missing offsets: the independent rule of verify.
 
-A leader's log has no holes; a cleaner makes them, from the start of the log on. A hole is lawful below the cleaner
+A leader's log has no holes; a cleaner makes them, from the start of the log on. A hole is valid below the cleaner
 checkpoint, or if a batch at its lower end or anywhere above it shows a cleaner's work; else a file is missing or short.
 This is written apart from the cleaner's own rule (`udfs.compact.scan.scan_partition`), and tests compare the two.
 """

@@ -43,7 +43,7 @@ class GenerationPlan:
     retention_bytes: int = -1
     retention_exact: bool = False
     by: Order = Order()  # rule that chooses the record of a key to keep
-    erased: int = -1  # records of erased keys that went; -1: the run did not erase
+    erased: int = -1  # removed records of erased keys; -1: the run did not erase
     expired: tuple[Expired, ...] = ()
     log_start_known: int = 0  # highest log start that DeleteRecords can have set, by archive and parent generation
     parent: tuple[Segment, ...] = ()  # segments of the parent that still exist
@@ -270,9 +270,8 @@ def _compare_with_parent(plan: GenerationPlan, findings: Findings) -> int:
 
 
 def _changed_parent(plan: GenerationPlan, sizes: list[tuple[int, int, int]]) -> str:
-    """Return why the parent is not what the run read; "" if it is.
-
-    Raises LogFormatError if nothing explains the difference: a file is missing, short, or another one.
+    """Return why the parent differs from the source of the run; "" if it does not. Raises LogFormatError for an
+    unexplained difference: a file is missing, short or replaced.
     """
     base = np.array([s.first_offset for s in plan.parent], np.int64)
     held = np.array([n for n, _, _ in sizes], np.int64)

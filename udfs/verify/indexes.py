@@ -77,7 +77,7 @@ class EntryCheck:
 
 
 def falls(values: NDArray[np.int64], *, may_stay: bool = False) -> NDArray[np.bool_]:
-    """Return bool[n]: which of int64[n] are not above the one before; with `may_stay`, which are below it."""
+    """Return bool[n]: whether each of int64[n] is not above its predecessor; with `may_stay`, which are below it."""
     out = np.zeros(len(values), np.bool_)
     out[1:] = values[1:] < values[:-1] if may_stay else values[1:] <= values[:-1]
     return out

@@ -35,9 +35,9 @@ class AllowedDrops:
     old_until: int = 0  # offset: below it retention removed records older than ...
     oldest_ms: int = 0  # ... this
     by: Order = Order()  # rule that chooses the record of a key to keep
-    exact_until: int = 0  # offset: below it every record older than that went, by retention.exact
+    exact_until: int = 0  # offset: below it retention.exact removed every record older than that
     every_record: bool = False  # nothing else may go: the topic is not compacted
-    erased: int = -1  # with it: so many records of erased keys went; -1: the run did not erase
+    erased: int = -1  # with it: number of removed records of erased keys; -1: the run did not erase
     readable_from: int = 0  # offset: below it, the log start, remaining records are not read, removed ones not missed
     file_times: Mapping[str, int] = field(default_factory=dict)  # path -> time for records without timestamp
 
@@ -159,8 +159,8 @@ def _table(slots: int) -> LastOfKeys:
 
 
 def _report_lost(table: LastOfKeys, differences: Differences, child: Side, rules: AllowedDrops) -> None:
-    """Report the keys that lost their last record, and those of which only an older one is left. By version, a record
-    of a lower one may lawfully be left.
+    """Report the keys that lost their last record, and the keys with only an older record. With a version strategy, a
+    record with a lower version may remain.
     """
     taken = table.offset >= 0
     differences.add_at(
@@ -297,7 +297,7 @@ class _Walk:
         )
 
     def _enter(self, block: Block, survived: np.ndarray, table: LastOfKeys, part: tuple[int, int]) -> bool:
-        """Enter what must survive of a run of the parent; return whether the table had room."""
+        """Enter the records of a run of the parent that must be retained; return whether the table had room."""
         batches, records = block.batches, block.records
         control = (batches["attributes"] & CONTROL_MASK) != 0
         aborted, undecided = (_begin_at(batches, offsets) for offsets in (self.aborted, self.undecided))

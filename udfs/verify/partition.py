@@ -4,8 +4,8 @@ Every byte of every `.log` is read once: checksums, counts, varints, offsets in 
 fill their batches; then the indexes against the log, and the side files. Nothing here shares code with the cleaner;
 files are read through `logformat`. Each fault is a row, and one bad batch does not hide the next.
 
-Harmless findings are notes: a torn tail of a log that was being written, the zeros of preallocated files, offsets that
-a cleaner removed, indexes as an older broker made them, leader epochs that fall (a log restored into another cluster).
+Harmless findings are notes: a torn tail of a log that was being written, zeros of preallocated files, offsets removed
+by a cleaner, indexes of an older broker, and falling leader epochs (a log restored into another cluster).
 
 Text files beside the partitions' folders of a log directory must be readable, and right about the partitions there.
 """

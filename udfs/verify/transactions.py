@@ -199,9 +199,9 @@ def check_txn_index(
     TXN_ROW[k], its markers; previous: int64[k], of previous_markers; dense_from: every offset of the log from here on
     is in a batch, so that nothing was cleaned away; None: some may have been.
 
-    An entry of a transaction whose data is gone does no harm. Neither does one that begins earlier than what is left of
-    its transaction, as long as it begins behind its producer's previous marker. An even earlier one would hide
-    committed records from readers; a missing or late one would bring aborted records back to life.
+    An entry of a transaction without data is harmless. Neither does one that begins earlier than what is left of its
+    transaction, as long as it begins behind its producer's previous marker. An even earlier one would hide committed
+    records from readers; a missing or late one would bring aborted records back to life.
     """
     try:
         entries = transaction_index.read(data, path)

@@ -29,7 +29,7 @@ _TRUSTED_SIZE: Final = 16 << 20  # a batch that claims to be larger is read only
 
 
 class LogWalk:
-    """Walk over one `.log`, and its findings besides the batches, which are filled while it goes."""
+    """Walk over one `.log`, and its findings besides the batches, which the walk adds."""
 
     def __init__(self, log: LogFile, reader: LogReader, resync: np.ndarray, *, base_offset: int = 0) -> None:
         """resync: int64[n], rising: positions of batches by the offset index; base_offset: by the file's name."""

@@ -1,1 +1,1 @@
-"""Yields: how much of each segment newer records have superseded, and the segments that pay for their rewrite."""
+"""Yields: the superseded share of each segment, and the selection of segments to rewrite."""

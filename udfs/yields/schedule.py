@@ -59,12 +59,12 @@ class Schedule:
 
 
 def cost_of_all(size_bytes: int) -> int:
-    """Return the bytes that a run moves at most which rewrites a whole log of this size."""
+    """Return the maximum of bytes that a rewrite of a whole log of this size moves."""
     return (READS_OF_ALL + WRITES) * size_bytes
 
 
 def estimate_cost(size_bytes: np.ndarray) -> np.ndarray:
-    """Return int64[n], the bytes that the rewrite of a segment moves at most: what is dead may be short records."""
+    """Return int64[n], the maximum of bytes that the rewrite of a segment moves: the dead records may be short."""
     return (READS + WRITES) * size_bytes
 
 

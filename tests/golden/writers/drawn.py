@@ -108,10 +108,10 @@ def write(topic: Topic, make: Callable[[str, Topic], Writer]) -> None:
 
 def work() -> tuple[str, list[Topic], dict[str, Any]]:
     """Return (bootstrap, topics, group) from standard input."""
-    given = json.load(sys.stdin)
-    return given["bootstrap"], [Topic(**one) for one in given["topics"]], given["group"]
+    request = json.load(sys.stdin)
+    return request["bootstrap"], [Topic(**topic) for topic in request["topics"]], request["group"]
 
 
-def done(versions: dict[str, str]) -> None:
+def print_versions(versions: dict[str, str]) -> None:
     """Print the versions of the writers."""
     print(json.dumps(versions), flush=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiokafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, OffsetAndMetadata, TopicPartition
-from drawn import Drawn, Topic, done, work, write
+from drawn import Drawn, Topic, print_versions, work, write
 
 bootstrap, topics, group = work()
 OPEN_MS = 900_000
@@ -84,5 +84,5 @@ async def consume(name: str) -> None:
 for one in topics:
     write(one, AioKafka)
 run(consume("aiokafka"))
-done({"aiokafka": aiokafka.__version__})
+print_versions({"aiokafka": aiokafka.__version__})
 os._exit(0)

@@ -9,7 +9,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import AcknowledgeType, Consumer, Producer, ShareConsumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
-from drawn import Drawn, Topic, done, work, write
+from drawn import Drawn, Topic, print_versions, work, write
 
 bootstrap, topics, group = work()
 OPEN_MS = 900_000  # a transaction that is not ended outlives the broker
@@ -118,5 +118,5 @@ admin.delete_topics([group["delete"]])[group["delete"]].result()  # groups lose 
 share("confluent-share")
 for future in admin.delete_consumer_groups(["confluent-deleted", "confluent-gone"]).values():
     future.result()
-done({"confluent-kafka": confluent_kafka.__version__, "librdkafka": confluent_kafka.libversion()[0]})
+print_versions({"confluent-kafka": confluent_kafka.__version__, "librdkafka": confluent_kafka.libversion()[0]})
 os._exit(0)  # an open transaction stays open: its producer gets no chance to end it

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import kafka
-from drawn import Drawn, Topic, done, work, write
+from drawn import Drawn, Topic, print_versions, work, write
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
@@ -83,5 +83,5 @@ def consume(name: str) -> None:
 for one in topics:
     write(one, KafkaPython)
 consume("kafka-python")
-done({"kafka-python": kafka.__version__})
+print_versions({"kafka-python": kafka.__version__})
 os._exit(0)

@@ -31,7 +31,7 @@ def marked(archive: Path, partition: str, mark: str, text: str = "a=1 b=2 a=3") 
     return name
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
+def run_json(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
     code = cli.main([*map(str, words), "--json", "--no-progress"])
     return code, json.loads(capsys.readouterr().out)
 
@@ -42,9 +42,9 @@ def test_folders_with_each_suffix_are_read_by_option(tmp_path: Path, kind: str) 
     write_partition(tmp_path / "plain-0", "a=1")
     archive = list_archive(open_root(str(tmp_path)), lambda _: True, [KINDS[kind]])
     assert archive.partitions.keys() == {(kind, 7), ("plain", 0)}
-    found = archive.partitions[kind, 7]
-    assert (found.path, found.mark, len(found.segments)) == (folders[kind], KINDS[kind], 1)
-    assert f"{folders[kind]}: read as partition {kind}-7" in found.notes[0]
+    partition = archive.partitions[kind, 7]
+    assert (partition.path, partition.mark, len(partition.segments)) == (folders[kind], KINDS[kind], 1)
+    assert f"{folders[kind]}: read as partition {kind}-7" in partition.notes[0]
     left = {name for k, name in folders.items() if k != kind}
     assert set(archive.not_read) == left
     assert all(any(note.startswith(name) and "--folders" in note for note in archive.notes) for name in left)
@@ -57,8 +57,12 @@ def test_checkpoints_do_not_apply_to_folders_with_a_suffix(tmp_path: Path) -> No
         (tmp_path / name).write_bytes(write_offset_checkpoint({("t", 0): 0, ("u", 0): 1}))
     write_partition(tmp_path / "u-0", "a=1 b=2")
     archive = list_archive(open_root(str(tmp_path)), lambda _: True, ["stray"])
-    found, other = archive.partitions["t", 0], archive.partitions["u", 0]
-    assert (found.high_watermark, found.cleaner_checkpoint, found.log_start_checkpoint) == (None, None, None)
+    partition, other = archive.partitions["t", 0], archive.partitions["u", 0]
+    assert (partition.high_watermark, partition.cleaner_checkpoint, partition.log_start_checkpoint) == (
+        None,
+        None,
+        None,
+    )
     assert other.high_watermark == 1
 
 
@@ -68,26 +72,26 @@ def test_two_folders_of_one_partition_are_a_problem(tmp_path: Path, second: str)
     other = marked(tmp_path, "t-0", "stray") if second.endswith("stray") else "t-0"
     if other == "t-0":
         write_partition(tmp_path / "t-0", "x=1 y=2")
-    found = list_archive(open_root(str(tmp_path)), lambda _: True, ["future", "stray"]).partitions["t", 0]
-    assert found.problem is not None and found.problem.kind == "duplicate"
-    assert {found.problem.path, found.problem.found.removeprefix("the same partition in ")} == {one, other}
+    partition = list_archive(open_root(str(tmp_path)), lambda _: True, ["future", "stray"]).partitions["t", 0]
+    assert partition.problem is not None and partition.problem.kind == "duplicate"
+    assert {partition.problem.path, partition.problem.found.removeprefix("the same partition in ")} == {one, other}
 
 
 def test_compaction_reads_only_the_selected_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     archive, store = tmp_path / "archive", tmp_path / "store"
     name = marked(archive, "t-0", "stray")
     words = ["compact", archive, "--store", store, "--topics", "*", "--cleanup-policy", "compact", "--sealed"]
-    code, error = said(capsys, *words)
+    code, error = run_json(capsys, *words)
     assert code == 2 and f"(1 -stray): {name}" in error["error"]["message"]
     assert "--folders stray reads it" in error["error"]["message"]
-    code, done = said(capsys, *words, "--folders", "stray", "--force")
-    assert code == 0 and [p["topic"] for p in done["partitions"]] == ["t"]
-    assert said(capsys, "verify", "--store", store)[0] == 0
-    code, _ = said(capsys, "restore", "--store", store, "--output", tmp_path / "restored")
+    code, report = run_json(capsys, *words, "--folders", "stray", "--force")
+    assert code == 0 and [p["topic"] for p in report["partitions"]] == ["t"]
+    assert run_json(capsys, "verify", "--store", store)[0] == 0
+    code, _ = run_json(capsys, "restore", "--store", store, "--output", tmp_path / "restored")
     assert code == 0 and {p.name for p in (tmp_path / "restored").iterdir() if p.is_dir()} == {"t-0"}
     write_partition(archive / "t-0", "x=1")
-    code, done = said(capsys, *words, "--folders", "stray,future", "--force")
-    [partition] = done["partitions"]
+    code, report = run_json(capsys, *words, "--folders", "stray,future", "--force")
+    [partition] = report["partitions"]
     assert code == 3 and partition["problem"]["kind"] == "duplicate"
 
 
@@ -104,7 +108,7 @@ def test_commands_that_read_an_archive_accept_the_folders_option(
         ("convert", archive, "--output", tmp_path / "v3", "--to", "v3"),
         ("export", archive, "--format", "ndjson", "--output", tmp_path / "rows"),
     ):
-        code, report = said(capsys, *words, "--folders", "stray")
+        code, report = run_json(capsys, *words, "--folders", "stray")
         assert code == 0, report
         assert "t-0" in json.dumps(report) or '"topic": "t"' in json.dumps(report), words
 

@@ -28,10 +28,10 @@ def put_local(root: Path, files: Sequence[Uploaded], start: int | None = 0, topi
     folder = root / "t-0"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for one in files:
-        kinds = {"log": one.log, "index": one.index, "timeindex": one.time_index, "snapshot": NO_PRODUCERS}
+    for file in files:
+        kinds = {"log": file.log, "index": file.index, "timeindex": file.time_index, "snapshot": NO_PRODUCERS}
         for kind, data in kinds.items():
-            (folder / segment_file(one.start, kind)).write_bytes(data)
+            (folder / segment_file(file.start, kind)).write_bytes(data)
     (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 100\n")
     (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}\n")
     if start is not None:
@@ -40,8 +40,8 @@ def put_local(root: Path, files: Sequence[Uploaded], start: int | None = 0, topi
 
 
 def put_remote(root: Path, files: Sequence[Uploaded], put=put_kafka) -> None:
-    for one in files:
-        put(root, "t-0", 1 + one.start, one)
+    for file in files:
+        put(root, "t-0", 1 + file.start, file)
 
 
 def run(*arguments: object) -> int:
@@ -57,8 +57,8 @@ def restored(store: Path, output: Path) -> dict[str, bytes]:
     """Return the files of a generation, without the checkpoints beside its folder."""
     assert run("verify", "--store", store, *QUIET) == 0
     assert run("restore", "--store", store, "--output", output) == 0
-    found = read_tree(output / "t-0")
-    return {name: data for name, data in found.items() if name != "partition.metadata"}
+    files = read_tree(output / "t-0")
+    return {name: data for name, data in files.items() if name != "partition.metadata"}
 
 
 def whole_log(tmp_path: Path) -> dict[str, bytes]:
@@ -82,10 +82,10 @@ def test_note_names_the_missing_remote_segments(tmp_path, capsys):
     assert f"{entries}t-0: offsets 0 to 99 are in remote storage" in output
     assert run("archive-needed", archive, "--store", store, "--format", "paths", *QUIET) == 0
     assert capsys.readouterr().out == ""
-    found = restored(store, tmp_path / "out")
-    assert min(found) == segment_file(100, "index")
+    files = restored(store, tmp_path / "out")
+    assert min(files) == segment_file(100, "index")
     assert not (tmp_path / "out/log-start-offset-checkpoint").read_text().endswith("t 0 0\n")
-    assert found["leader-epoch-checkpoint"] == b"0\n1\n1 100\n"
+    assert files["leader-epoch-checkpoint"] == b"0\n1\n1 100\n"
     assert tree(archive) == before
     with pytest.raises(
         LogFormatError, match=r"a segment at offset 0, found a first segment at 100; the topic has tier"
@@ -168,7 +168,7 @@ def changed(one: Uploaded, **options: str) -> Uploaded:
 
 
 @pytest.mark.parametrize(
-    ("local", "said"),
+    ("local", "expected"),
     [
         ([*LOG[2:4], changed(LOG[4], tag="longer"), LOG[5]], "expected a segment of"),
         ([LOG[3], segment(batches(200, 230, 1)), segment(batches(230, 300, 1))], "expected a segment of"),
@@ -176,14 +176,14 @@ def changed(one: Uploaded, **options: str) -> Uploaded:
         ([LOG[2], *LOG[4:]], "expected a segment that begins at offset 150"),
     ],
 )
-def test_different_local_log_beside_remote_segments_is_uncleanable(tmp_path, capsys, local, said):
+def test_different_local_log_beside_remote_segments_is_uncleanable(tmp_path, capsys, local, expected):
     put_remote(tmp_path / "a", [*LOG[:4], LOG[4]])
     put_local(tmp_path / "a/broker", local)
     assert run("verify", tmp_path / "a", *QUIET) == 3
-    told = capsys.readouterr().out
-    assert "problem: broker/t-0: duplicate: " in told
-    assert said in told
-    assert f"as in t-0-{TOPIC_ID}/t-0" in told
+    output = capsys.readouterr().out
+    assert "problem: broker/t-0: duplicate: " in output
+    assert expected in output
+    assert f"as in t-0-{TOPIC_ID}/t-0" in output
 
 
 def test_different_leader_epochs_or_topic_id_mean_a_different_log(tmp_path, capsys):
@@ -203,8 +203,8 @@ def test_local_copy_is_used_while_an_upload_is_incomplete(tmp_path):
     cut = Uploaded(cut.start, cut.last, cut.log[:200], cut.index, cut.time_index, cut.snapshot, cut.epochs)
     put_kafka(tmp_path / "a", "t-0", 9, cut, without=["index", "timeindex", "snapshot", "leader_epoch_checkpoint"])
     put_local(tmp_path / "a/broker", LOG[3:])
-    found = listed(str(tmp_path / "a")).partitions["t", 0]
-    assert [s.path.partition("/")[0] for s in found.segments] == [f"t-0-{TOPIC_ID}"] * 4 + ["broker"] * 2
+    partition = listed(str(tmp_path / "a")).partitions["t", 0]
+    assert [s.path.partition("/")[0] for s in partition.segments] == [f"t-0-{TOPIC_ID}"] * 4 + ["broker"] * 2
     assert run("verify", tmp_path / "a", *QUIET) == 0
 
 

@@ -1,4 +1,6 @@
-"""Listing of an archive names all that is no partition's log, because it may be the only copy of one."""
+"""Listing of an archive names every entry that is not a partition's log, because the entry may be the only copy of a
+log.
+"""
 
 from __future__ import annotations
 
@@ -116,11 +118,11 @@ def test_archive_is_needed_while_it_has_excluded_topics(
 def test_folder_named_like_a_broker_file_is_searched(tmp_path: Path) -> None:
     for name in ("quorum-state", ".lock", "bootstrap.checkpoint", "remote-log-index-cache"):
         write_partition(tmp_path / name / f"in{name.replace('.', '')}-0", "a=1")
-    found = listed(str(tmp_path))
-    assert sorted(topic for topic, _ in found.partitions) == [
+    archive = listed(str(tmp_path))
+    assert sorted(topic for topic, _ in archive.partitions) == [
         "inbootstrapcheckpoint", "inlock", "inquorum-state", "inremote-log-index-cache"
     ]  # fmt: skip
-    assert found.not_read == []
+    assert archive.not_read == []
 
 
 def test_other_broker_files_are_skipped_without_a_note(tmp_path: Path) -> None:
@@ -132,6 +134,6 @@ def test_other_broker_files_are_skipped_without_a_note(tmp_path: Path) -> None:
     (tmp_path / "remote-log-index-cache" / "0_Qd7GwFDrRBGUyu3sYnGIVQ.index").write_bytes(b"x")
     (tmp_path / "__cluster_metadata-0" / LOG).write_bytes(b"x")
     (tmp_path / "recovery-point-offset-checkpoint.tmp").write_text("0\n")
-    found = listed(str(tmp_path))
-    assert list(found.partitions) == [("t", 0)]
-    assert (found.notes, found.not_read) == ([], ["__cluster_metadata-0"])
+    archive = listed(str(tmp_path))
+    assert list(archive.partitions) == [("t", 0)]
+    assert (archive.notes, archive.not_read) == ([], ["__cluster_metadata-0"])

@@ -71,10 +71,10 @@ def _marked(root: Path) -> str:
 def test_error_names_the_program_that_wrote_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], put) -> None:
     root = tmp_path / "archive"
     root.mkdir()
-    found = put(root)
+    program = put(root)
     assert cli.main(["verify", str(root)]) == USAGE
     message = capsys.readouterr().err
-    assert f"{root}: expected folders <topic>-<partition> of an archive, found {found}" in message
+    assert f"{root}: expected folders <topic>-<partition> of an archive, found {program}" in message
     assert any(advice in message for advice in ("copy", "archive the broker's log directory", "--folders stray,future"))
 
 

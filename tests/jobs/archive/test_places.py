@@ -1,4 +1,4 @@
-"""Two names of one folder, a folder inside another: by what lies on the disk, not by text; and that every job asks."""
+"""Comparison of folders by the file system, not by text: equality and containment; and the checks of every job."""
 
 from __future__ import annotations
 

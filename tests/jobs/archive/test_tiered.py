@@ -77,17 +77,17 @@ def generation(archive: Path, work: Path) -> dict[str, object]:
     assert run("compact", archive, "--store", work / "store", "--sealed", *settings, *NOW, *QUIET) == 0
     assert run("verify", "--store", work / "store", *QUIET) == 0
     assert run("restore", "--store", work / "store", "--output", work / "out") == 0
-    found = {p.relative_to(work / "out").as_posix(): p.read_bytes() for p in (work / "out").rglob("*") if p.is_file()}
-    return {name: data for name, data in found.items() if name.endswith(("log", "index", "snapshot", "-checkpoint"))}
+    files = {p.relative_to(work / "out").as_posix(): p.read_bytes() for p in (work / "out").rglob("*") if p.is_file()}
+    return {name: data for name, data in files.items() if name.endswith(("log", "index", "snapshot", "-checkpoint"))}
 
 
 @pytest.mark.parametrize("layout", ["kafka", "aiven"])
 def test_generation_of_remote_segments_equals_that_of_the_log_directory(plain, tmp_path, layout, capsys):
     remote = plain.parent / layout
     before = tree(remote)
-    expected, found = generation(plain, tmp_path / "plain"), generation(remote, tmp_path / layout)
-    assert found == expected
-    assert len(found) > 60
+    expected, actual = generation(plain, tmp_path / "plain"), generation(remote, tmp_path / layout)
+    assert actual == expected
+    assert len(actual) > 60
     capsys.readouterr()
     assert run("archive-needed", remote, "--store", tmp_path / layout / "store", "--format", "paths", *QUIET) == 0
     objects = capsys.readouterr().out.split()
@@ -103,10 +103,10 @@ def test_generation_of_remote_segments_equals_that_of_the_log_directory(plain, t
 def test_generation_of_pinterest_uploads_equals_that_of_the_log_directory(plain, tmp_path, given, capsys):
     """By themselves, and as copies that may overlap; snapshots of producers and leader epochs are not uploaded."""
     remote = f"{given}{plain.parent / 'pinterest'}"
-    found, expected = (generation(a, tmp_path / f"{i}") for i, a in enumerate((remote, plain)))
+    actual, expected = (generation(a, tmp_path / f"{i}") for i, a in enumerate((remote, plain)))
     logs = {name for name in expected if name.endswith(("log", "index"))}
     assert len(logs) > 40
-    assert {name: found.get(name) for name in logs} == {name: expected[name] for name in logs}
+    assert {name: actual.get(name) for name in logs} == {name: expected[name] for name in logs}
     capsys.readouterr()
     assert run("verify", remote, "--sealed", *QUIET) == 0
     output = capsys.readouterr().out
@@ -138,12 +138,12 @@ def test_reading_jobs_give_the_same_as_for_a_log_directory(plain, tmp_path, layo
     assert run("verify", remote, "--sealed", *QUIET) == 0, capsys.readouterr()
     capsys.readouterr()
     for job in (["lookup", "--offset", "1500", "--topics", "users", *QUIET], ["inspect"]):
-        said = []
+        outputs = []
         for archive in (remote, plain):
             assert run(job[0], archive, *job[1:]) == 0
-            said.append(shown(capsys.readouterr().out, archive))
-        assert len(said[0]) > 200
-        assert said[0] == said[1]
+            outputs.append(shown(capsys.readouterr().out, archive))
+        assert len(outputs[0]) > 200
+        assert outputs[0] == outputs[1]
 
 
 def test_report_names_the_source_once_and_problems_name_the_object_folder(tmp_path):
@@ -203,8 +203,8 @@ def test_a_later_run_continues_after_a_change_of_leaders(tmp_path, capsys):
     assert run("restore", "--store", store, "--output", tmp_path / "second") == 0
     assert run("verify", "--store", store, *QUIET) == 0
     assert "problem" not in capsys.readouterr().err
-    found = read("kafka_log", tmp_path / "second")["offset"].to_pylist()
-    assert found == list(range(293, 350))  # keys come again after 7 records; the last segment waits for the next one
+    offsets = read("kafka_log", tmp_path / "second")["offset"].to_pylist()
+    assert offsets == list(range(293, 350))  # keys come again after 7 records; the last segment waits for the next one
 
 
 def test_log_directories_beside_remote_segments_are_read_too(tmp_path):

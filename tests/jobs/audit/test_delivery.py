@@ -151,9 +151,9 @@ def test_groups_of_a_damaged_coordinator_are_unknown(spark, archive, tmp_path):
     rows = read_table(audits)
     assert {row["verdict"] for row in rows if row["group"] == hidden} == {"unknown"}
     assert {row["verdict"] for row in rows if row["group"] == other} == {"delivered", "undelivered"}
-    gone = next(f"new{i}" for i in range(9) if partition_for(f"new{i}", 2) == 0)
-    unknown = audit(archive, audits, groups=(gone,))
-    assert unknown.exit_code == 3 and list(unknown.unknown_groups) == [gone]
+    group = next(f"new{i}" for i in range(9) if partition_for(f"new{i}", 2) == 0)
+    unknown = audit(archive, audits, groups=(group,))
+    assert unknown.exit_code == 3 and list(unknown.unknown_groups) == [group]
     with pytest.raises(UnknownNameError, match="it has committed nothing; did you mean"):
         never = next(f"{other}{i}" for i in range(99) if partition_for(f"{other}{i}", 2) == 1)
         audit(archive, audits, groups=(never,))
@@ -201,10 +201,10 @@ def test_skipped_groups_and_topics_are_named():
         OffsetCommit("g", "elsewhere", None, 0, 5, record_offset=1),
         OffsetCommit("h", "orders", None, 0, 5, record_offset=2),
     )
-    found = gather(
+    commits_read = gather(
         [CommitsRead("__share_group_state", 0, commits[:1]), CommitsRead("__consumer_offsets", 0, commits[1:])]
     )
-    positions = committed_positions(found, ("g", "h", "s"), {"orders": 2}, {("orders", 0): 9})
+    positions = committed_positions(commits_read, ("g", "h", "s"), {"orders": 2}, {("orders", 0): 9})
     assert positions.notes == [
         "group 'g' has committed no offset of a topic that is audited",
         "group 's': no record has the names of the topics id; their offsets are skipped",
@@ -217,8 +217,8 @@ def test_skipped_groups_and_topics_are_named():
 def test_share_group_with_the_largest_offset_is_read():
     most = 2**63 - 1
     commits = (OffsetCommit("s", "orders", "id", 0, 5, delivered=((7, most),), record_offset=1),)
-    found = gather([CommitsRead("__share_group_state", 0, commits), CommitsRead("__consumer_offsets", 0)])
-    ((position,),) = committed_positions(found, (), {"orders": 1}, {}).by_unit.values()
+    commits_read = gather([CommitsRead("__share_group_state", 0, commits), CommitsRead("__consumer_offsets", 0)])
+    ((position,),) = committed_positions(commits_read, (), {"orders": 1}, {}).by_unit.values()
     assert (position.tail, position.ranges) == (most, ((7, most),))
 
 
@@ -242,10 +242,10 @@ def test_deliveries_are_read_from_a_table(spark, archive, tmp_path, kind):
     report = audit(archive, tmp_path / "audits", deliveries=str(path), **options)
     assert report.exit_code == 0, report.to_text()
     rows = read_table(tmp_path / "audits")
-    found = {row["last_offset"]: (row["delivered_offset"], row["lag_versions"], row["verdict"]) for row in rows}
+    verdicts = {row["last_offset"]: (row["delivered_offset"], row["lag_versions"], row["verdict"]) for row in rows}
     expected = {4: (2, 1, "undelivered"), 5: (5, 0, "delivered"), 3: (None, 1, "undelivered"),
                 6: (None, 1, "undelivered"), 0: (None, 1, "undelivered")}  # fmt: skip
-    assert found == expected
+    assert verdicts == expected
     assert {row["group"] for row in rows} == {"x" if kind == "csv" else "(table)"}
     assert [note for note in report.notes if "no record" in note] == [
         f"1 row of {path}: no record with this key is left"

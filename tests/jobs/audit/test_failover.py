@@ -35,7 +35,7 @@ def audit(a: Path, b: Path, audits: Path, **given: object) -> FailoverReport:
 
 def answers(report: FailoverReport) -> dict[str, tuple[int | None, str, int]]:
     """Return offset, way and how much is read again, by partition of A."""
-    return {f"{one.topic}-{one.partition}": (one.offset, one.way, one.again) for one in report.partitions}
+    return {f"{row.topic}-{row.partition}": (row.offset, row.way, row.again) for row in report.partitions}
 
 
 def write_a(root: Path, topics: dict[str, str], committed: dict[str, int], *more: Row) -> Path:
@@ -62,13 +62,13 @@ def test_each_translation_method_reports_its_lost_records(spark, tmp_path):
     write_partition(b / "damaged-0", LOG)
     flip(files_in(b / "damaged-0")[0], 61 + 10)
     report = audit(a, b, tmp_path / "audits")
-    found = answers(report)
-    assert found["exact-0"] == (5, "identity", 0)
-    assert found["changed-0"] == (4, "time", 1)  # a ms later than in A: the last delivered one again
-    assert found["none-0"] == (None, "identity", 0)
-    assert found["holes-0"] == (3, "identity", 0)
-    assert found["damaged-0"][0] == 0  # the content of its first batch is unknown
-    assert "unread-0" not in found  # its committed offset cannot be read
+    translated = answers(report)
+    assert translated["exact-0"] == (5, "identity", 0)
+    assert translated["changed-0"] == (4, "time", 1)  # a ms later than in A: the last delivered one again
+    assert translated["none-0"] == (None, "identity", 0)
+    assert translated["holes-0"] == (3, "identity", 0)
+    assert translated["damaged-0"][0] == 0  # the content of its first batch is unknown
+    assert "unread-0" not in translated  # its committed offset cannot be read
     assert any("committed last of unread-0 cannot be read" in str(problem) for problem in report.problems)
     lost = {(row["topic"], row["offset"]): row["key"] for row in report.lost}
     assert {offset: key for (topic, offset), key in lost.items() if topic == "holes"} == {3: "c", 4: "(none)", 6: "d"}
@@ -101,8 +101,8 @@ def test_checkpoints_of_mirrormaker_confirm_or_contradict_the_result(spark, tmp_
     ]  # fmt: skip
     write_log(b / "A.checkpoints.internal-0", [rows])
     report = audit(a, b, tmp_path / "audits")
-    found = {row.topic: (row.answer, row.offset, row.skipped) for row in report.mirror_maker}
-    assert found == {"early": ("confirms", 2, 0), "late": ("skips", 7, 2), "equal": ("confirms", 5, 0)}
+    translated = {row.topic: (row.answer, row.offset, row.skipped) for row in report.mirror_maker}
+    assert translated == {"early": ("confirms", 2, 0), "late": ("skips", 7, 2), "equal": ("confirms", 5, 0)}
     assert any("late-0: MirrorMaker 2 continues at 7, and skips 2 offsets of B" in note for note in report.notes)
     assert [str(p) for p in report.problems if "expected a checkpoint of MirrorMaker 2" in str(p)]
     assert "Checkpoints of MirrorMaker 2" in report.to_text()
@@ -129,15 +129,15 @@ def test_offsets_are_read_from_a_file_and_a_plan_is_written(spark, tmp_path):
     write_partition(tmp_path / "a" / "t-0", LOG)
     write_partition(tmp_path / "b" / "A.t-0", "a=1 b=1 a=2 c=1")
     (tmp_path / "committed.csv").write_text("h,t,0,1\ng,t,0,3\ng,u,0,9\n")
-    given = {"committed": str(tmp_path / "committed.csv"), "renames": (r"A\.(.*)=\1",)}
-    report = audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", output=str(tmp_path / "plan.csv"), **given)
+    options = {"committed": str(tmp_path / "committed.csv"), "renames": (r"A\.(.*)=\1",)}
+    report = audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", output=str(tmp_path / "plan.csv"), **options)
     assert answers(report) == {"t-0": (3, "identity", 0)}
     assert (tmp_path / "plan.csv").read_text() == "A.t,0,3\n"
     assert read_offsets(str(tmp_path / "plan.csv"), "any") == {("A.t", 0): 3}
     with pytest.raises(UsageError, match="no offset of group i"):
-        audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", group="i", **given)
+        audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", group="i", **options)
     with pytest.raises(UsageError, match="--output"):
-        audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", output=str(tmp_path / "a" / "plan.csv"), **given)
+        audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", output=str(tmp_path / "a" / "plan.csv"), **options)
 
 
 @pytest.mark.parametrize(

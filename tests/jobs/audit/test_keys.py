@@ -1,4 +1,6 @@
-"""`audit keys` against plain code over decoded logs; a later audit reads only what is new; nothing unread is absent."""
+"""`audit keys` against plain code over decoded logs. A later audit reads only new data, and unread data is never
+reported as absent.
+"""
 
 from __future__ import annotations
 
@@ -158,8 +160,8 @@ def test_hidden_keys_have_the_order_of_shown_keys(spark, tmp_path):
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     for number in (0, 1):
         write_partition(archive / f"t-{number}", " ".join(f"key{i}=1" for i in range(number, 40, 2)))
-    found = [audit(archive, audits, hide_keys=hide, n_partitions=(("t", 3),)) for hide in (False, True)]
-    assert found[0].summary == found[1].summary and found[0].summary["misplaced"]
+    reports = [audit(archive, audits, hide_keys=hide, n_partitions=(("t", 3),)) for hide in (False, True)]
+    assert reports[0].summary == reports[1].summary and reports[0].summary["misplaced"]
 
 
 def test_damaged_table_is_never_read_as_fewer_rows(spark, tmp_path):

@@ -1,4 +1,4 @@
-"""Nights of audits against a first audit of the same archive, and against plain code."""
+"""NightlyArchive of audits against a first audit of the same archive, and against plain code."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.slow  # whole runs
 
 def check_sums(root: Path, cuts: Cuts) -> Gathered:
     """Audit again with versions added up between cuts, and compare with plain code."""
-    found = audit(root / "archive", root / "sums", cuts=cuts)
+    report = audit(root / "archive", root / "sums", cuts=cuts)
     counts, lasts = Counter[bytes](), dict[bytes, int]()
-    for row in read_entries(root / "sums", found):
+    for row in read_entries(root / "sums", report):
         assert not [cut for cut in cuts or () if (row["first_offset"] or row["offset"]) < cut <= row["offset"]]
         if row["key"] is not None:
             counts[row["key"]] += row["versions"] or 1
@@ -39,20 +39,20 @@ def check_sums(root: Path, cuts: Cuts) -> Gathered:
     records = [record for record in visible_records(root / "archive" / "t-0") if record.key is not None]
     assert counts == Counter(record.key for record in records)
     assert lasts == {record.key: record.offset for record in records}
-    return found
+    return report
 
 
 def check_night(root: Path, *, whole: bool = True) -> Gathered:
     """Audit again, and compare with an audit that has read nothing before. whole: also with plain code."""
     archive, audits, fresh = (root / name for name in ("archive", "audits", "fresh"))
     shutil.rmtree(fresh, ignore_errors=True)
-    found, first = audit(archive, audits), audit(archive, fresh)
-    assert seen(audits, found) == seen(fresh, first)
-    assert {(p.kind, p.path) for p in found.all_problems} == {(p.kind, p.path) for p in first.all_problems}
+    report, first = audit(archive, audits), audit(archive, fresh)
+    assert seen(audits, report) == seen(fresh, first)
+    assert {(p.kind, p.path) for p in report.all_problems} == {(p.kind, p.path) for p in first.all_problems}
     if whole:
-        assert not found.all_problems
-        assert seen(audits, found) == [(record.offset, record.key) for record in visible_records(archive / "t-0")]
-    return found
+        assert not report.all_problems
+        assert seen(audits, report) == [(record.offset, record.key) for record in visible_records(archive / "t-0")]
+    return report
 
 
 NIGHTS = {
@@ -88,8 +88,8 @@ def test_problem_is_removed_when_its_cause_is_removed(tmp_path):
     check_night(tmp_path)
     os.utime(logs[2], (1, 1))
     with faults(tmp_path, Fault("read", "*2.log", error="EIO", times=None)):
-        found = audit(archive, audits)
-    assert happened(tmp_path) and {problem.kind for problem in found.all_problems} == {"unreadable"}
+        report = audit(archive, audits)
+    assert happened(tmp_path) and {problem.kind for problem in report.all_problems} == {"unreadable"}
     check_night(tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_reads_of_two_concurrent_audits_count_once(tmp_path):
     assert len(audit_reads(state)) == 4
     assert check_night(tmp_path).bytes_read == 0
     reads = audit_reads(state)
-    assert len(reads) == 2 and state.head("audit_entries").files() == sorted({one.file for one in reads})
+    assert len(reads) == 2 and state.head("audit_entries").files() == sorted({read.file for read in reads})
     assert check_night(tmp_path).bytes_read == 0
 
 
@@ -179,7 +179,7 @@ def test_sums_are_used_only_if_all_their_segments_are_unchanged(tmp_path):
 def test_tables_of_an_earlier_version_are_replaced(tmp_path):
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     write_partition(archive / "t-0", "a=1 b=1 || c=1")
-    found = audit(archive, audits)
+    report = audit(archive, audits)
     state = open_state(str(audits))
     new = {"entries_id", "cuts", "entries", "first_offset", "last_offset", "newest_ms"}
     rows = [vars(read) | {"records": read.entries, "file": "in_audit_versions.parquet"} for read in audit_reads(state)]
@@ -189,4 +189,4 @@ def test_tables_of_an_earlier_version_are_replaced(tmp_path):
     state = open_state(str(audits))
     state.swap("audit_reads", old.schema, lambda _: Change(added=in_files(old)))
     again = check_night(tmp_path)
-    assert again.bytes_read == found.bytes_read > 0 == check_night(tmp_path).bytes_read
+    assert again.bytes_read == report.bytes_read > 0 == check_night(tmp_path).bytes_read

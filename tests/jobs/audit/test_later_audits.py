@@ -74,8 +74,8 @@ def table_rows(audits: Path, table: str) -> list[str]:
     added: dict[str, dict[str, int]] = {}
     for row in rows:  # rows of what is lawful add up
         counts = {name: row.pop(name) or 0 for name in lawful & row.keys()}
-        known = added.setdefault(repr(sorted(row.items())), dict.fromkeys(counts, 0))
-        known |= {name: known[name] + n for name, n in counts.items()}
+        sums = added.setdefault(repr(sorted(row.items())), dict.fromkeys(counts, 0))
+        sums |= {name: sums[name] + n for name, n in counts.items()}
     return sorted(f"{row} {sorted(counts.items())}" for row, counts in added.items())
 
 

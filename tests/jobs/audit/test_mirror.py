@@ -135,6 +135,6 @@ def test_mirror_compares_a_generation_with_its_archive(spark, tmp_path, monkeypa
         write_partition(lab.archive / f"t-{number}", f"{RIGHT} || w=1@11")
     monkeypatch.setattr("lastkey.jobs.audit.mirror_job.MOST", 100)
     report = audit(lab.archive, f"{lab.store}@current", tmp_path / "audits")
-    found = [{r["key"]: r["kind"] for r in report.first if r["partition"] == n} for n in range(len(WRONG))]
-    assert found == list(WRONG.values()), report.to_text()
+    kinds_by_key = [{r["key"]: r["kind"] for r in report.first if r["partition"] == n} for n in range(len(WRONG))]
+    assert kinds_by_key == list(WRONG.values()), report.to_text()
     assert report.exit_code == 3

@@ -1,4 +1,4 @@
-"""Topics of two sides under one name, and where one of them could not be read."""
+"""Topics of two sides under one name, and unreadable parts of a side."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ def test_audit_of_an_archive_requires_a_folder_for_tables():
 
 
 def pair() -> Pair:
-    found = Pair("a", "b", {"orders", "users"}, {"A.orders": "orders"})
-    found.partitions = {("orders", 0), ("orders", 1), ("users", 0)}, {("orders", 0), ("orders", 2)}
-    return found
+    pair = Pair("a", "b", {"orders", "users"}, {"A.orders": "orders"})
+    pair.partitions = {("orders", 0), ("orders", 1), ("users", 0)}, {("orders", 0), ("orders", 2)}
+    return pair
 
 
 def test_problems_name_the_archive_that_has_them():
-    found = Gathered()
+    gathered = Gathered()
     for place in (("a", "orders", 1), ("b", "A.orders", 0), ("b", "orders", 1), ("a", "others", 0), ("c", "orders", 2)):
-        found.problems[place].append(PROBLEM)
-    found.problems["a", "orders", 0] += []
-    assert unread(pair(), found) == ({("orders", 1)}, {("orders", 0)})
+        gathered.problems[place].append(PROBLEM)
+    gathered.problems["a", "orders", 0] += []
+    assert unread(pair(), gathered) == ({("orders", 1)}, {("orders", 0)})
 
 
 def test_unlisted_folder_makes_missing_partitions_unknown():

@@ -42,20 +42,22 @@ def test_continuing_group_loses_no_record(changes):
     for seed in SEEDS:
         log = draw(seed, 1, changes=changes)
         committed = random.Random(seed).randrange(18)
-        found = failover(log.a, log.b, committed)
-        if found.offset is None or found.by_time:
+        translated = failover(log.a, log.b, committed)
+        if translated.offset is None or translated.by_time:
             continue
-        read = [r for r in log.b if r.offset >= found.offset]
+        read = [r for r in log.b if r.offset >= translated.offset]
         wanted, there, got = (
             Counter(content(r) for r in rows) for rows in ([r for r in log.a if r.offset >= committed], log.b, read)
         )
         for one, n in wanted.items():
             assert got[one] >= min(n, there[one]), (seed, one)
-        assert sum(wanted.values()) - sum((wanted & got).values()) == len(found.lost) + len(found.superseded), seed
+        assert sum(wanted.values()) - sum((wanted & got).values()) == len(translated.lost) + len(
+            translated.superseded
+        ), seed
         original = {r.origin for r in log.original}
         copied = {content(r) for r in log.a}
         for r in log.b:
-            if r.offset < found.offset and r.origin not in original and content(r) not in copied:
+            if r.offset < translated.offset and r.origin not in original and content(r) not in copied:
                 # A has room for it, and B itself may drop it, or it precedes all that A has left
                 newer = [o for o in log.b if o.key == r.key and o.offset > r.offset and content(o) in copied]
                 older = [o for o in log.b if o.offset < r.offset and content(o) in copied]
@@ -75,12 +77,12 @@ def test_continuing_group_rereads_only_required_records():
         if not is_plain(log.original) or not log.b or not log.a:
             continue
         committed = random.Random(seed).randrange(18)
-        found = failover(log.a, log.b, committed)
+        translated = failover(log.a, log.b, committed)
         at = {r.origin: r.offset for r in log.original}
         exact = min((r.offset for r in log.b if at[r.origin] >= committed), default=log.b[-1].offset + 1)
-        seen["by time" if found.by_time else "exact" if found.offset == exact else "early"] += 1
-        if not found.by_time:
-            assert found.offset <= exact
+        seen["by time" if translated.by_time else "exact" if translated.offset == exact else "early"] += 1
+        if not translated.by_time:
+            assert translated.offset <= exact
     assert seen["early"] < seen["exact"] / 10, seen
 
 

@@ -84,8 +84,8 @@ def test_compact_accepts_every_documented_option(job, capsys, tmp_path):
     assert code == 0
     assert json.loads(capsys.readouterr().out) == {"kept": 3}
     (options,) = job.seen
-    found = options.config.topic_settings("o-1")
-    assert (found.compacts, found.null_keys, found.gaps) == (True, "drop", "accept")
+    settings = options.config.topic_settings("o-1")
+    assert (settings.compacts, settings.null_keys, settings.gaps) == (True, "drop", "accept")
     assert options == CompactOptions(
         "A",
         "S",
@@ -168,12 +168,12 @@ def test_repeating_any_other_option_is_a_usage_error(job, capsys, name):
 def test_a_switch_may_be_repeated_but_not_contradicted(job, capsys):
     assert cli.main(["verify", "A", "--sealed", "--sealed", "--no-progress", "--no-progress"]) == 0
     assert job.seen[0].sealed
-    for words, said in (
+    for words, expected in (
         (["verify", "A", "--progress", "--no-progress"], "--progress contradicts --no-progress"),
         (["lookup", "A", "--sizing", "--no-refresh", "--refresh"], "--no-refresh contradicts --refresh"),
     ):
         assert cli.main(words) == errors.USAGE
-        assert said in capsys.readouterr().err
+        assert expected in capsys.readouterr().err
     assert len(job.seen) == 1
 
 
@@ -217,7 +217,7 @@ def test_json_error_has_the_hint_as_a_field(capsys, tmp_path, words, expected, h
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["compact"], "Missing argument"),
         (["compact", "A"], "--store"),
@@ -240,10 +240,10 @@ def test_json_error_has_the_hint_as_a_field(capsys, tmp_path, words, expected, h
         (["compress"], "No such command"),
     ],
 )
-def test_usage_error_has_exit_code_2_one_line_and_json(job, capsys, arguments, said):
+def test_usage_error_has_exit_code_2_one_line_and_json(job, capsys, arguments, expected):
     assert cli.main([*arguments, "--json"]) == errors.USAGE
     out, err = capsys.readouterr()
-    assert said in err
+    assert expected in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert json.loads(out)["error"]["exit_code"] == errors.USAGE
@@ -280,7 +280,7 @@ _NO_DAEMON = (
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "said"),
+    ("raised", "code", "expected"),
     [
         (ConflictError(path="S", expected="a", found="b"), 4, "run again"),
         (OSError(28, "No space left on device", "/x"), 5, "/x: no space left"),
@@ -312,29 +312,29 @@ _NO_DAEMON = (
         (TerminatedError(), 143, "terminated"),
     ],
 )
-def test_each_error_has_its_exit_code_and_only_a_defect_has_a_traceback(job, capsys, raised, code, said):
+def test_each_error_has_its_exit_code_and_only_a_defect_has_a_traceback(job, capsys, raised, code, expected):
     job.outcome = raised
     assert cli.main(["compact", "A", "--store", "S", "--json"]) == code
     out, err = capsys.readouterr()
-    assert said in err
+    assert expected in err
     assert json.loads(out)["error"]["exit_code"] == code
     assert ("Traceback" in err) == (code == 1)
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "said"), [(InterruptedRunError, 130, "interrupted"), (TerminatedError, 143, "terminated")]
+    ("kind", "code", "expected"), [(InterruptedRunError, 130, "interrupted"), (TerminatedError, 143, "terminated")]
 )
-def test_interrupted_run_reports_finished_work(job, capsys, kind, code, said):
+def test_interrupted_run_reports_finished_work(job, capsys, kind, code, expected):
     """The report, with the error in it, whatever click makes of Ctrl-C."""
     job.outcome = kind()
     job.outcome.report = _Report()
     job.outcome.add_note("2 of 5 partitions committed")
     assert cli.main(["compact", "A", "--store", "S", "--json"]) == code
     out, err = capsys.readouterr()
-    assert err.splitlines()[-1] == f"error: {said}; 2 of 5 partitions committed"
-    found = json.loads(out)
-    assert (found["kept"], found["exit_code"], found["error"]["exit_code"]) == (3, code, code)
-    assert found["error"]["message"] == f"{said}; 2 of 5 partitions committed"
+    assert err.splitlines()[-1] == f"error: {expected}; 2 of 5 partitions committed"
+    report = json.loads(out)
+    assert (report["kept"], report["exit_code"], report["error"]["exit_code"]) == (3, code, code)
+    assert report["error"]["message"] == f"{expected}; 2 of 5 partitions committed"
     assert cli.main(["compact", "A", "--store", "S"]) == code
     assert capsys.readouterr().out == "kept 3\n"
 
@@ -398,7 +398,7 @@ def test_options_of_spark_end_at_the_name_of_the_job():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["compact", "A", "--store", "S", "--master", "local"], "--master is an option of Spark: it goes before"),
         (["--store", "S", "compact", "A"], "--store is an option of a job: it goes after the job's name"),
@@ -406,10 +406,10 @@ def test_options_of_spark_end_at_the_name_of_the_job():
         (["--conf", "a=b", "--executor-memry", "1g", "verify", "A"], "did you mean --executor-memory"),
     ],
 )
-def test_a_misplaced_or_unknown_option_is_refused_without_a_session(job, capsys, words, said):
+def test_a_misplaced_or_unknown_option_is_refused_without_a_session(job, capsys, words, expected):
     _, rest = submit.split_arguments(words)
     assert cli.main(rest) == errors.USAGE
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
     assert not job.seen
 
 
@@ -459,10 +459,10 @@ def test_closed_standard_streams_cause_no_error(closed, tmp_path):
     store = tmp_path / "store"
     words = ["compact", ROOT / "examples" / "archive", "--store", store, "--topics", "prices", "--cleanup-policy"]
     command = [sys.executable, "-m", "lastkey", *words, "compact", "--engine", "threads"]
-    done = subprocess.run(
+    completed = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", *command], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert [path.name[:2] for path in (store / "segments" / "prices-0").iterdir()] == ["1-"]
 
 
@@ -482,8 +482,8 @@ def test_command_loads_each_kernel_once_and_no_compiler(tmp_path):
     compiled = [sys.executable, "-m", "lastkey", *words, tmp_path / "first"]
     subprocess.run(compiled, cwd=ROOT, check=True, capture_output=True)
     loaded = [sys.executable, "-c", code, *words, tmp_path / "second"]
-    done = subprocess.run(loaded, cwd=ROOT, check=True, capture_output=True, text=True)
-    assert done.stderr == "{} 1\n"
+    completed = subprocess.run(loaded, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert completed.stderr == "{} 1\n"
 
 
 @pytest.mark.parametrize("given", [{"SPARK_CONF_DIR": "{}/conf"}, {"SPARK_HOME": "{}"}])
@@ -531,9 +531,9 @@ def _script(*arguments, **environment):
 
 
 def test_help_starts_no_jvm(tmp_path):
-    done = _script("--help", JAVA_HOME=str(tmp_path))  # there is none
-    assert done.returncode == 0
-    assert "compact" in done.stdout
+    completed = _script("--help", JAVA_HOME=str(tmp_path))  # there is none
+    assert completed.returncode == 0
+    assert "compact" in completed.stdout
     assert _script("--master", "local[1]", "compact", "--help", JAVA_HOME=str(tmp_path)).returncode == 0
 
 
@@ -548,11 +548,11 @@ def test_python_files_of_an_archive_are_not_imported(tmp_path, engine):
     words = ("verify", ".", "--engine", engine)
     venv = {"LASTKEY_VENV": sys.prefix}
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONSAFEPATH", "PYTHONPATH")}
-    done = subprocess.run(
+    completed = subprocess.run(
         [ROOT / "spark-submit.sh", *words], cwd=archive, env=environment | venv, capture_output=True, check=False
     )
     assert not executed.exists()
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
 
 
 def _needs_spark(folder):
@@ -564,9 +564,9 @@ def _needs_spark(folder):
 
 @pytest.mark.slow
 def test_missing_java_has_exit_code_5_and_names_the_package(tmp_path):
-    done = _script(*_needs_spark(tmp_path), JAVA_HOME=str(tmp_path / "none"))
-    assert done.returncode == errors.ENVIRONMENT, done.stderr
-    assert "apt install openjdk-17" in done.stderr
+    completed = _script(*_needs_spark(tmp_path), JAVA_HOME=str(tmp_path / "none"))
+    assert completed.returncode == errors.ENVIRONMENT, completed.stderr
+    assert "apt install openjdk-17" in completed.stderr
 
 
 def test_an_old_java_is_refused(tmp_path):
@@ -574,15 +574,15 @@ def test_an_old_java_is_refused(tmp_path):
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
     java.chmod(0o755)
-    done = _script(*_needs_spark(tmp_path), JAVA_HOME=str(tmp_path))
-    assert done.returncode == errors.ENVIRONMENT
-    assert "Java 8" in done.stderr
+    completed = _script(*_needs_spark(tmp_path), JAVA_HOME=str(tmp_path))
+    assert completed.returncode == errors.ENVIRONMENT
+    assert "Java 8" in completed.stderr
 
 
 def test_missing_environment_has_exit_code_5(tmp_path):
-    done = _script("--help", LASTKEY_VENV=str(tmp_path))
-    assert done.returncode == errors.ENVIRONMENT
-    assert "LASTKEY_VENV" in done.stderr
+    completed = _script("--help", LASTKEY_VENV=str(tmp_path))
+    assert completed.returncode == errors.ENVIRONMENT
+    assert "LASTKEY_VENV" in completed.stderr
 
 
 SECRET_ARGUMENTS = [
@@ -643,22 +643,22 @@ def test_arguments_that_are_not_utf8_are_a_usage_error(words, capsys):
 )
 def test_write_failure_of_stdout_is_reported_as_stdout(words):
     """The error names no other disk that has free space. The same holds with --json."""
-    given = [words[0], "examples/archive" + "/orders-0" * (words[0] == "inspect"), *words[1:]]
+    arguments = [words[0], "examples/archive" + "/orders-0" * (words[0] == "inspect"), *words[1:]]
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "lastkey", *given],
+        completed = subprocess.run(
+            [sys.executable, "-m", "lastkey", *arguments],
             check=False,
             cwd=ROOT,
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
         )
-    assert (done.returncode, done.stderr.count("\n")) == (errors.ENVIRONMENT, 1)
-    assert done.stderr.startswith("error: stdout: No space left on device; ")
+    assert (completed.returncode, completed.stderr.count("\n")) == (errors.ENVIRONMENT, 1)
+    assert completed.stderr.startswith("error: stdout: No space left on device; ")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (  # each try of a task lost its executor
             "Lost task 1.3 (TID 8): ExecutorLostFailure (executor 4 exited) Reason: 137. Diagnostics: [2026]Killed\n.",
@@ -679,16 +679,16 @@ def test_write_failure_of_stdout_is_reported_as_stdout(words):
         ),
     ],
 )
-def test_spark_failure_or_termination_is_a_one_line_error(job, capsys, text, said):
+def test_spark_failure_or_termination_is_a_one_line_error(job, capsys, text, expected):
     """As those of clusters do in tests/jobs/spark/test_yarn.py."""
     job.outcome = RuntimeError(f"Job aborted\n{text}")
     assert cli.main(["verify", "A"]) == errors.ENVIRONMENT
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {said}; ")
+    assert line.startswith(f"error: {expected}; ")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (
             "  File x\nModuleNotFoundError: No module named 'jobs'\n\tat x",
@@ -712,11 +712,11 @@ def test_spark_failure_or_termination_is_a_one_line_error(job, capsys, text, sai
         ),
     ],
 )
-def test_worker_that_cannot_import_lastkey_is_a_one_line_error(job, capsys, text, said):
+def test_worker_that_cannot_import_lastkey_is_a_one_line_error(job, capsys, text, expected):
     job.outcome = RuntimeError(f"Job aborted\n{text}")
     assert cli.main(["verify", "A"]) == errors.ENVIRONMENT
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: Spark's Python workers cannot run Lastkey: {said}")
+    assert line.startswith(f"error: Spark's Python workers cannot run Lastkey: {expected}")
     assert "PYSPARK_PYTHON" in line
 
 
@@ -727,7 +727,7 @@ def test_module_missing_in_the_driver_is_not_reported_for_workers(job, capsys):
 
 
 def test_unusable_kernel_folder_of_an_executor_is_a_usage_error(job, capsys):
-    said = PlaceError("NUMBA_CACHE_DIR=/x: expected Y")
-    job.outcome = RuntimeError(f"Job aborted\nlastkey.logformat.errors.PlaceError: {said}\n\tat x")
+    error = PlaceError("NUMBA_CACHE_DIR=/x: expected Y")
+    job.outcome = RuntimeError(f"Job aborted\nlastkey.logformat.errors.PlaceError: {error}\n\tat x")
     assert cli.main(["verify", "A"]) == errors.USAGE
-    assert capsys.readouterr().err == f"error: {said}\n"
+    assert capsys.readouterr().err == f"error: {error}\n"

@@ -131,8 +131,8 @@ def test_command_line_and_python_accept_and_refuse_the_same_values(which: str, w
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_docstring_of_a_function_has_every_parameter(name: str) -> None:
-    told = COMMANDS[name].function.__doc__
-    assert all(re.search(rf"^    {value.name}: ", told, re.MULTILINE) for value in COMMANDS[name].values
+    docstring = COMMANDS[name].function.__doc__
+    assert all(re.search(rf"^    {value.name}: ", docstring, re.MULTILINE) for value in COMMANDS[name].values
                if hasattr(COMMANDS[name].options, value.name))  # fmt: skip
 
 
@@ -185,9 +185,11 @@ def test_man_page_is_generated_from_the_declarations_and_valid_for_groff() -> No
     assert len(re.findall(r"^\.SS ", text, re.MULTILINE)) == len(COMMANDS) + len(option_tables.SETTINGS)
     assert not re.search(r"^(?!\.(TH|SH|SS|TP|B) |\.TP$)[.']", text, re.MULTILINE), "no other request"
     if shutil.which("groff"):
-        done = subprocess.run(["groff", "-Tutf8", "-man", "-ww", str(man_page.PAGE)], capture_output=True, check=True)
-        assert done.stderr == b""
-        shown = re.sub(r"\x1b\[[0-9;]*m|.\x08", "", done.stdout.decode())
+        completed = subprocess.run(
+            ["groff", "-Tutf8", "-man", "-ww", str(man_page.PAGE)], capture_output=True, check=True
+        )
+        assert completed.stderr == b""
+        shown = re.sub(r"\x1b\[[0-9;]*m|.\x08", "", completed.stdout.decode())
         assert all(flag in shown for flag in ("--store STORE", "--no-progress", "cleanup.policy", "130"))
 
 

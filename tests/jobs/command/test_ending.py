@@ -39,8 +39,8 @@ class Place:
         self.config.write_text(TOML)
 
     def compact(self, *more: str) -> int:
-        given = ["compact", str(self.archive), "--store", str(self.store), "--config", str(self.config)]
-        return main([*given, "--metrics-file", str(self.metrics), *more])
+        arguments = ["compact", str(self.archive), "--store", str(self.store), "--config", str(self.config)]
+        return main([*arguments, "--metrics-file", str(self.metrics), *more])
 
     def add_damaged(self) -> None:
         write_partition(self.archive / "u-0", "a=1||a=2||")
@@ -52,13 +52,13 @@ class Place:
 
 def read(text: str) -> Samples:
     """Read the samples by both of Prometheus' parsers, which must agree. Its metrics are gauges with help and unit."""
-    found = list(open_families(text))
+    metric_families = list(open_families(text))
     both = []
-    for families in (found, list(plain_families(text))):
+    for families in (metric_families, list(plain_families(text))):
         rows = [sample for family in families for sample in family.samples]
         both.append({(row.name, row.labels.get("state") or row.labels.get("kind", "")): row.value for row in rows})
     assert both[0] == both[1]
-    for family in found:
+    for family in metric_families:
         assert family.type == "gauge" and family.documentation == FAMILIES[family.name]
         assert family.unit == (unit if (unit := family.name.rpartition("_")[2]) in ("bytes", "seconds") else "")
     return both[0]
@@ -95,9 +95,9 @@ def test_compaction_writes_its_metrics(place: Place) -> None:
 def test_failed_run_writes_its_exit_code_to_the_metrics(place: Place, tmp_path: Path) -> None:
     write_partition(tmp_path / "archive" / "t-0", "a=1||")
     assert place.compact("--topics", "other") == USAGE
-    found = place.samples()
-    assert found["lastkey_run_exit_code", ""] == USAGE
-    assert ("lastkey_last_success_timestamp_seconds", "") not in found
+    metrics = place.samples()
+    assert metrics["lastkey_run_exit_code", ""] == USAGE
+    assert ("lastkey_last_success_timestamp_seconds", "") not in metrics
 
 
 def test_every_job_with_the_metrics_option_writes_the_file(place: Place, tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_every_job_with_the_metrics_option_writes_the_file(place: Place, tmp_pat
     )
     for words in (*jobs, ["restore", "--store", store, "--output", str(tmp_path / "out")]):
         code = main([*words, "--metrics-file", str(place.metrics)])
-        found = place.samples()
-        assert found["lastkey_run_exit_code", ""] == code, words
+        metrics = place.samples()
+        assert metrics["lastkey_run_exit_code", ""] == code, words
         assert f'command="{words[0]}"' in place.metrics.read_text()
-        assert ("lastkey_run_partitions", "") in {(name, "") for name, _ in found} or words[0] == "vacuum"
+        assert ("lastkey_run_partitions", "") in {(name, "") for name, _ in metrics} or words[0] == "vacuum"
 
 
 def test_an_empty_file_and_metrics_of_other_runs_are_replaced(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,8 +136,8 @@ def test_file_changed_during_the_run_is_kept(place: Place, capsys: pytest.Captur
 def test_missing_folder_is_a_note(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.metrics = place.metrics.parent / "none" / "lastkey.prom"
     assert place.compact() == DONE
-    said = f"--metrics-file: {place.metrics}: expected a folder {place.metrics.parent}, found none"
-    assert f"note: not written: {said}" in capsys.readouterr().err
+    message = f"--metrics-file: {place.metrics}: expected a folder {place.metrics.parent}, found none"
+    assert f"note: not written: {message}" in capsys.readouterr().err
 
 
 def test_metrics_of_runs_have_the_newest_run_of_each_job(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,9 +170,9 @@ def test_names_with_quotes_and_line_ends_are_escaped() -> None:
 def test_every_metric_of_the_examples_is_written() -> None:
     rules = yaml.safe_load((ROOT / "examples/monitoring/alerts.yml").read_text())
     dashboard = json.loads((ROOT / "examples/monitoring/dashboard.json").read_text())
-    asked = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
-    asked += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    named = {name for expr in asked for name in re.findall(r"lastkey_\w+", expr)}
+    expressions = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    expressions += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    named = {name for expr in expressions for name in re.findall(r"lastkey_\w+", expr)}
     assert named and named <= FAMILIES.keys()
     assert {rule["alert"] for group in rules["groups"] for rule in group["rules"]} >= {"LastkeyNoSuccess"}
     ids = [panel["id"] for panel in dashboard["panels"]]
@@ -236,11 +236,11 @@ def test_summary_is_posted_to_the_url(place: Place, capsys: pytest.CaptureFixtur
         assert place.compact("--notify", url) == PROBLEMS
         assert place.compact("--notify", url, "--topics", "other") == USAGE
     assert _noted(capsys.readouterr().err) == []
-    (path, kind, told), (_, _, failed) = posted
+    (path, kind, summary), (_, _, failed) = posted
     assert (path, kind) == ("/hook/secret-token", "application/json")
-    assert (told["command"], told["exit_code"], told["store"]) == ("compact", PROBLEMS, str(place.store))
-    assert told["figures"]["partitions"] == {"cleaned": 1, "uncleanable": 1}
-    assert len(told["problems"]) == 1 and "u-0" in told["problems"][0]
+    assert (summary["command"], summary["exit_code"], summary["store"]) == ("compact", PROBLEMS, str(place.store))
+    assert summary["figures"]["partitions"] == {"cleaned": 1, "uncleanable": 1}
+    assert len(summary["problems"]) == 1 and "u-0" in summary["problems"][0]
     assert (failed["exit_code"], failed["figures"]) == (USAGE, {})
     assert "other" in failed["error"]
 
@@ -266,9 +266,9 @@ def test_unresponsive_server_ends_in_a_timeout(
 
 
 def test_refused_connection_is_a_note(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:  # bound, without a listener
-        taken.bind(("127.0.0.1", 0))
-        assert place.compact("--notify", f"http://127.0.0.1:{taken.getsockname()[1]}/secret") == DONE
+    with socket.socket() as bound:  # bound, without a listener
+        bound.bind(("127.0.0.1", 0))
+        assert place.compact("--notify", f"http://127.0.0.1:{bound.getsockname()[1]}/secret") == DONE
     (note,) = _noted(capsys.readouterr().err)
     assert note.endswith(": Connection refused")
 
@@ -289,5 +289,5 @@ def test_posted_summary_is_limited_in_size(place: Place, monkeypatch: pytest.Mon
     place.add_damaged()
     with answering(204) as (url, posted):
         assert place.compact("--notify", url) == PROBLEMS
-    ((_, _, told),) = posted
-    assert (told["problems"], told["notes"]) == ([], [])
+    ((_, _, summary),) = posted
+    assert (summary["problems"], summary["notes"]) == ([], [])

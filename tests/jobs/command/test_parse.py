@@ -94,7 +94,7 @@ def test_globs_are_separated_by_commas(given, globs):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (("",), "--topics: expected globs of topics' names, separated by commas, found ''"),
         (("a", " ,"), "--topics: expected globs of topics' names, separated by commas, found ' ,'"),
@@ -102,11 +102,11 @@ def test_globs_are_separated_by_commas(given, globs):
         (("[!]",), "found '[!]'"),
     ],
 )
-def test_malformed_globs_are_refused(given, said):
+def test_malformed_globs_are_refused(given, message):
     """No malformed glob may select every topic."""
     with pytest.raises(UsageError) as error:
         parse_globs("--topics", given)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_topics_of_options_and_files_are_joined(tmp_path):
@@ -122,7 +122,7 @@ def test_topics_of_options_and_files_are_joined(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "description"),
     [
         (None, "found no such file"),
         (b"", "found none"),
@@ -130,11 +130,11 @@ def test_topics_of_options_and_files_are_joined(tmp_path):
         (b"\xff\n", "found bytes that are"),
     ],
 )
-def test_file_without_a_topic_is_refused(tmp_path, content, found):
+def test_file_without_a_topic_is_refused(tmp_path, content, description):
     path = tmp_path / "list"
     if content is not None:
         path.write_bytes(content)
-    with raises_kind(CONFIG_FILE, match=f"^{path}: expected .*, {found}") as error:
+    with raises_kind(CONFIG_FILE, match=f"^{path}: expected .*, {description}") as error:
         parse_topics([], files=[str(path)])
     assert error.value.exit_code == 2
     with raises_kind(CONFIG_FILE, match="found Is a directory"):
@@ -142,15 +142,15 @@ def test_file_without_a_topic_is_refused(tmp_path, content, found):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("wanted", "message"),
     [
         (TopicFilter(("users", "ordrs", "x*")), r"^no topic of A matches ordrs, x\*; did you mean orders\?$"),
         (TopicFilter(exclude=("usres",)), r"^exclude: no topic of A matches usres; did you mean users or orders\?$"),
         (TopicFilter(("users",), ("us*",)), r"^no topic of A is left: us\* leaves out all of users$"),
     ],
 )
-def test_patterns_without_a_match_are_refused(wanted, said):
-    with pytest.raises(UsageError, match=said):
+def test_patterns_without_a_match_are_refused(wanted, message):
+    with pytest.raises(UsageError, match=message):
         check_topics(wanted, ["users", "orders"], "A")
     check_topics(wanted, [], "A")  # nothing is known of any
 

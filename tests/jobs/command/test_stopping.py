@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM ask a run to end the first time, and end it the second time."""
+"""The first Ctrl-C or SIGTERM requests the end of a run; the second one terminates the run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_first_signal_requests_a_stop_and_second_signal_terminates(number, kind,
         assert type(stop.asked.result(PATIENCE)) is kind
         with pytest.raises(InterruptedRunError):
             signal.raise_signal(signal.SIGINT)
-        assert signal.getsignal(number) == signal.SIG_DFL  # nothing holds up a third one
+        assert signal.getsignal(number) == signal.SIG_DFL  # a third signal has its default effect
     for thread in threading.enumerate():
         if thread.name == "signals":  # it logs after it has asked
             thread.join(PATIENCE)
@@ -76,7 +76,7 @@ def test_simultaneous_signals_count_once(monkeypatch):
 
 
 def test_a_signal_that_is_ignored_stays_ignored():
-    """As nohup does, and a shell for what it starts in the background."""
+    """nohup does this, and a shell for background commands."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with stoppable() as stop:
         signal.raise_signal(signal.SIGINT)
@@ -137,9 +137,9 @@ def test_ctrl_c_while_modules_are_imported_ends_the_process(module, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTS)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "AT": module}
     words = ("compact", ROOT / "examples" / "archive", "--store", tmp_path / "store", "--topics", "users")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "lastkey", *words, "--cleanup-policy", "compact"],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (-signal.SIGINT, "", "")
     assert not (tmp_path / "store").exists()

@@ -1,4 +1,4 @@
-"""Texts from an archive must not command a terminal: the command line on a real one (a pty), in a pipe; the page."""
+"""Texts from an archive must not control a terminal: the command line on a pty and in a pipe; the page."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def _drain(outer: int, text: bytearray) -> None:
 
 
 def into_a_pipe(*words) -> tuple[int, str, str]:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, *words], cwd=ROOT, capture_output=True, check=False,
         env={**os.environ, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"},
     )  # fmt: skip
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+    return completed.returncode, completed.stdout.decode(), completed.stderr.decode()
 
 
 ONE_PROCESS = """
@@ -158,10 +158,10 @@ def test_json_output_is_the_same_on_a_terminal_and_in_a_pipe(on_terminals, in_pi
 
 @pytest.mark.parametrize("number", range(len(JOBS)), ids=[" ".join(words) for words, *_ in JOBS])
 def test_control_characters_of_names_are_escaped_in_reports_and_errors(on_terminals, number):
-    (_, code, told), (found, out, err) = JOBS[number], on_terminals[3 + number]
-    assert found == code, out + err
+    (_, code, text), (output, out, err) = JOBS[number], on_terminals[3 + number]
+    assert output == code, out + err
     assert active(out + err) == set()
-    assert told in out + err
+    assert text in out + err
 
 
 def test_error_for_a_missing_path_escapes_control_characters(on_terminals):

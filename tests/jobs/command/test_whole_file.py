@@ -80,7 +80,7 @@ def test_no_command_replaces_a_file_of_an_archive_or_a_store(tmp_path: Path) -> 
     logs = [*files_in(archive, "*/*.log")[:1], *files_in(tmp_path / "store", "**/manifest.json")]
     erase = ["erase", "--store", store, "--hmac-key", str(tmp_path / "hmac.key"), "--key", "zz", "--engine", "threads"]
     for path in map(str, (*logs, archive / "new", tmp_path / "store" / "new")):
-        known = (
+        commands = (
             [*compact, "--store", store, "--metrics-file", path],
             ["vacuum", "--store", store, "--metrics-file", path],
             ["restore", "--store", store, "--output", str(tmp_path / "out"), "--metrics-file", path],
@@ -93,7 +93,7 @@ def test_no_command_replaces_a_file_of_an_archive_or_a_store(tmp_path: Path) -> 
             ["policies", str(FROM), "--output", path, "--replace"],
             ["pack", path, "--replace"],
         )
-        for words in (*known, *(() if path.endswith("new") else unknown)):
+        for words in (*commands, *(() if path.endswith("new") else unknown)):
             assert main(words) == USAGE, words
             assert tree(tmp_path) == before, words
 

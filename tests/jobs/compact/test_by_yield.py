@@ -1,5 +1,5 @@
-"""Runs by yield, night after night: nothing live is missing at any step, nothing deleted comes back, and a full run in
-the end leaves what one full run leaves.
+"""Sequences of runs by yield: no live record is missing at any step, no deleted value reappears, and a final full run
+gives the result of one full run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.attack.summary import n_cases
 from tests.builders.archives import Lab
 from tests.builders.limits import limit_logs
 from tests.builders.logs import START_MS
-from tests.builders.nights import COLD, DAY, KEY, Kept, Nights, last_records
+from tests.builders.nights import COLD, DAY, KEY, Kept, NightlyArchive, last_records
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -35,7 +35,7 @@ def _drawn(rng: random.Random, cold: int, night: int) -> str:
 
 def test_transaction_with_a_lost_marker_is_kept_in_every_run(tmp_path: Path) -> None:
     """Also where what is new supersedes it, and tombstones behind it would be due."""
-    nights = Nights(tmp_path)
+    nights = NightlyArchive(tmp_path)
     nights.settings |= {"delete.retention.ms": 0, "compaction.min.yield": 0.0}
     lost = "{pid=1 epoch=0 txn} a=1 z=1 | {pid=1 epoch=1 txn base=9} b=1@9 | {pid=1 epoch=1 commit}"
     for text in (lost, "a=2 b=2 c=2", "a=- b=3 c=3", "a=- b=4 c=4", "b=5 c=5"):
@@ -52,16 +52,16 @@ def test_random_runs_keep_live_records_and_restore_no_deleted_ones(
 ) -> None:
     for seed in range(n_cases(request, 3)):
         try:
-            _run_drawn(tmp_path / str(seed), monkeypatch, seed)
+            _run_random(tmp_path / str(seed), monkeypatch, seed)
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
 
 
-def _run_drawn(root: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def _run_random(root: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     rng = random.Random(seed)
     limit_logs(monkeypatch, 400 if seed % 2 else MAX_SEGMENT_BYTES)
-    nights = Nights(root)
+    nights = NightlyArchive(root)
     nights.settings["compaction.min.yield"] = rng.choice([0.1, 0.3, 0.6, 1.0])
     nights.settings["segment.bytes"] = rng.choice([400, 1000, 1 << 20])
     nights.settings["delete.retention.ms"] = rng.choice([0, DAY, 3 * DAY])
@@ -79,21 +79,21 @@ def _run_drawn(root: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     nights.settings["compaction.schedule"] = "full"
     nights.run(force=True)
     fully = nights.checked()
-    once = Nights(root)
+    once = NightlyArchive(root)
     once.settings = nights.settings
     lab = once.lab(root / "at once")
     lab.run(START_MS + 10 * DAY)
     at = lab.state().checkpoints()[KEY]
     rows = lab.state().manifests([at])[KEY]
     kept, expected = last_records(fully, 2**63), last_records(lab.batches(rows), 2**63)
-    live = {key: one for key, one in expected.items() if one[1] is not None}
-    assert {key: one for key, one in kept.items() if one[1] is not None} == live
+    live = {key: record for key, record in expected.items() if record[1] is not None}
+    assert {key: record for key, record in kept.items() if record[1] is not None} == live
     assert kept.keys() <= expected.keys()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_runs_without_tombstones_equal_one_full_run(tmp_path: Path, seed: int) -> None:
-    rng, nights = random.Random(seed), Nights(tmp_path)
+    rng, nights = random.Random(seed), NightlyArchive(tmp_path)
     nights.settings["compaction.min.yield"] = rng.choice([0.1, 0.3, 0.6])
     nights.settings["segment.bytes"] = 1 << 20
     for night in range(8):
@@ -114,7 +114,7 @@ def _logs(lab: Lab) -> dict[str, bytes]:
 
 
 def test_tombstone_is_kept_while_an_older_segment_is_unchanged(tmp_path: Path) -> None:
-    nights = Nights(tmp_path)
+    nights = NightlyArchive(tmp_path)
     nights.settings |= {"delete.retention.ms": 0, "compaction.full.ms": 1000 * DAY}
     for text in (COLD, "c3=- h1=1 h2=1 h3=1", "h1=2 h2=2 h3=2", "h1=3"):
         nights.grow(text)
@@ -130,7 +130,7 @@ def test_tombstone_is_kept_while_an_older_segment_is_unchanged(tmp_path: Path) -
 
 
 def test_exact_retention_between_runs_restores_no_deleted_value(tmp_path: Path) -> None:
-    nights, late = Nights(tmp_path), f"{{ts={START_MS + 20 * DAY}}}"
+    nights, late = NightlyArchive(tmp_path), f"{{ts={START_MS + 20 * DAY}}}"
     nights.settings |= {"delete.retention.ms": 0, "compaction.full.ms": 1000 * DAY}
     for text in (f"old=1|{late} {COLD}", f"{late} c3=- h1=1 h2=1 h3=1", f"{late} h1=2 h2=2 h3=2"):
         nights.grow(text)
@@ -148,16 +148,16 @@ def test_exact_retention_between_runs_restores_no_deleted_value(tmp_path: Path) 
 
 
 def test_new_tombstone_past_its_horizon_is_kept_while_an_older_segment_is_unchanged(tmp_path: Path) -> None:
-    nights = Nights(tmp_path)
+    nights = NightlyArchive(tmp_path)
     for text in (COLD, f"{{horizon={START_MS}}} c3=- h1=1"):
         nights.grow(text)
         nights.run()
-        found = last_records(nights.checked(), 2**63)
-    assert found[b"c3"][1] is None
+        records = last_records(nights.checked(), 2**63)
+    assert records[b"c3"][1] is None
 
 
 def test_verify_reports_a_reappeared_deleted_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nights = Nights(tmp_path)
+    nights = NightlyArchive(tmp_path)
     nights.settings |= {"delete.retention.ms": 0, "compaction.full.ms": 1000 * DAY}
     for text in (COLD, "c3=- h1=1 h2=1 h3=1", "h1=2 h2=2 h3=2"):
         if text.startswith("h1"):
@@ -176,7 +176,7 @@ def _naive(analysis: Any, applied: Any, chosen: Any, before: Any, number: int) -
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     """Keep four nights by yield, and the segment of a fifth one."""
-    nights = Nights(tmp_path_factory.mktemp("nights") / "now")
+    nights = NightlyArchive(tmp_path_factory.mktemp("nights") / "now")
     for text in (COLD, "h1=1 h2=1 c1=2", "h1=2 h2=2 c2=2", "h1=3 h2=3 c1=3"):
         nights.grow(text)
         nights.run()
@@ -185,16 +185,16 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
 
 
 @pytest.fixture
-def five_nights(kept: Kept) -> Nights:
+def fifth_night_archive(kept: Kept) -> NightlyArchive:
     return kept.again()
 
 
 @pytest.mark.parametrize("pattern", ["*.facts", "*.filter", "*.keys", "hash.key"])
 @pytest.mark.parametrize("damage", ["gone", "flipped", "cut", "empty", "another"])
-def test_lost_and_damaged_key_files_are_rebuilt(five_nights: Nights, pattern: str, damage: str) -> None:
-    found = five_nights.beside(pattern)
-    assert found
-    for path in found:
+def test_lost_and_damaged_key_files_are_rebuilt(fifth_night_archive: NightlyArchive, pattern: str, damage: str) -> None:
+    files = fifth_night_archive.beside(pattern)
+    assert files
+    for path in files:
         data = path.read_bytes()
         path.unlink()
         if damage == "flipped":
@@ -204,24 +204,24 @@ def test_lost_and_damaged_key_files_are_rebuilt(five_nights: Nights, pattern: st
         if damage == "another":
             [other] = [kind for kind in (".facts", ".filter") if kind != path.suffix][:1]
             path.write_bytes(beside.read_bytes() if (beside := path.with_suffix(other)).exists() else b"another")
-    five_nights.run()
-    five_nights.checked()
-    five_nights.job("verify")
+    fifth_night_archive.run()
+    fifth_night_archive.checked()
+    fifth_night_archive.job("verify")
 
 
-def test_rollback_uses_the_key_files_of_its_generation(five_nights: Nights) -> None:
-    five_nights.run()
-    five_nights.job("rollback", "--generation", "3")
-    five_nights.job("vacuum", "--grace-hours", "0")
-    five_nights.checked()
-    five_nights.run()
-    five_nights.checked()
-    five_nights.job("verify")
+def test_rollback_uses_the_key_files_of_its_generation(fifth_night_archive: NightlyArchive) -> None:
+    fifth_night_archive.run()
+    fifth_night_archive.job("rollback", "--generation", "3")
+    fifth_night_archive.job("vacuum", "--grace-hours", "0")
+    fifth_night_archive.checked()
+    fifth_night_archive.run()
+    fifth_night_archive.checked()
+    fifth_night_archive.job("verify")
 
 
-def test_restored_generation_can_replace_the_archive(five_nights: Nights) -> None:
+def test_restored_generation_can_replace_the_archive(fifth_night_archive: NightlyArchive) -> None:
     """Its cleaner checkpoint is below the offsets that the last run cleaned."""
-    nights, root = five_nights, five_nights.root
+    nights, root = fifth_night_archive, fifth_night_archive.root
     nights.grow("h1=5 h1=6")
     nights.run()
     assert cleaner_checkpoint(nights.rows(), 2**63) < nights.rows()[-1].base_offset
@@ -231,61 +231,71 @@ def test_restored_generation_can_replace_the_archive(five_nights: Nights) -> Non
     nights.job("verify")
 
 
-def test_key_files_are_private_and_contain_no_key(five_nights: Nights, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in five_nights.beside("*"):
+def test_key_files_are_private_and_contain_no_key(
+    fifth_night_archive: NightlyArchive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in fifth_night_archive.beside("*"):
         if path.suffix in (".facts", ".filter", ".keys", ".key"):
             assert path.stat().st_mode & 0o077 == 0, path
-    secret = five_nights.beside("hash.key")[-1].read_bytes()[:16]
-    told = {text for half in (secret[:8], secret[8:]) for text in (half.hex(), str(int.from_bytes(half, "big")))}
-    five_nights.job("runs")
+    secret = fifth_night_archive.beside("hash.key")[-1].read_bytes()[:16]
+    secrets = {text for half in (secret[:8], secret[8:]) for text in (half.hex(), str(int.from_bytes(half, "big")))}
+    fifth_night_archive.job("runs")
     files = [
-        path for path in five_nights.lab().store.rglob("*") if path.is_file() and path.suffix in (".json", ".parquet")
+        path
+        for path in fifth_night_archive.lab().store.rglob("*")
+        if path.is_file() and path.suffix in (".json", ".parquet")
     ]
     seen = capsys.readouterr().out + "".join(path.read_bytes().decode("latin-1") for path in files)
-    assert not any(text in seen for text in told)
+    assert not any(text in seen for text in secrets)
 
 
-def test_full_run_generates_a_new_hash_key_without_key_files(five_nights: Nights) -> None:
-    first = {path.read_bytes() for path in five_nights.beside("hash.key")}
+def test_full_run_generates_a_new_hash_key_without_key_files(fifth_night_archive: NightlyArchive) -> None:
+    first = {path.read_bytes() for path in fifth_night_archive.beside("hash.key")}
     assert len(first) == 1
-    five_nights.settings["compaction.full.ms"] = DAY
-    five_nights.run()
-    assert all(row.cleaned and row.key_files is None for row in five_nights.rows()[:-1])
-    assert five_nights.beside("hash.key")[-1].read_bytes() not in first
-    five_nights.checked()
+    fifth_night_archive.settings["compaction.full.ms"] = DAY
+    fifth_night_archive.run()
+    assert all(row.cleaned and row.key_files is None for row in fifth_night_archive.rows()[:-1])
+    assert fifth_night_archive.beside("hash.key")[-1].read_bytes() not in first
+    fifth_night_archive.checked()
 
 
-def test_reset_partition_keeps_the_age_of_its_hash_key(five_nights: Nights) -> None:
+def test_reset_partition_keeps_the_age_of_its_hash_key(fifth_night_archive: NightlyArchive) -> None:
     """The run by yield finds damage in the generation, and --reset starts over. The secret is not a new one: the next
     run that draws one is due `compaction.full.ms` after the secret was drawn, not after the reset.
     """
-    drawn = {path.read_bytes() for path in five_nights.beside("hash.key")}
+    drawn = {path.read_bytes() for path in fifth_night_archive.beside("hash.key")}
     assert len(drawn) == 1
-    logs = [five_nights.lab().store / row.path for row in five_nights.rows() if row.root == "store" and row.size_bytes]
+    logs = [
+        fifth_night_archive.lab().store / row.path
+        for row in fifth_night_archive.rows()
+        if row.root == "store" and row.size_bytes
+    ]
     assert logs
-    for path in (*five_nights.beside("*.facts"), *logs):  # a segment without its facts is read
+    for path in (*fifth_night_archive.beside("*.facts"), *logs):  # a segment without its facts is read
         data = path.read_bytes()
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    report = five_nights.run(reset=TopicFilter(("t",)))
+    report = fifth_night_archive.run(reset=TopicFilter(("t",)))
     assert (report.reset, report.generations) == ({KEY}, {KEY: 5})
-    [new] = [path for path in five_nights.beside("hash.key") if path.parent.name.startswith("5-")]
+    [new] = [path for path in fifth_night_archive.beside("hash.key") if path.parent.name.startswith("5-")]
     assert {new.read_bytes()} == drawn
-    five_nights.checked()
-    five_nights.settings["compaction.full.ms"] = DAY * len(five_nights.segments)  # since the first night, not the fifth
-    five_nights.grow("h1=7")
-    five_nights.run()
-    assert {path.read_bytes() for path in five_nights.beside("hash.key")} > drawn
+    fifth_night_archive.checked()
+    fifth_night_archive.settings["compaction.full.ms"] = DAY * len(
+        fifth_night_archive.segments
+    )  # since the first night, not the fifth
+    fifth_night_archive.grow("h1=7")
+    fifth_night_archive.run()
+    assert {path.read_bytes() for path in fifth_night_archive.beside("hash.key")} > drawn
 
 
-def test_retention_removes_segments_that_the_same_run_cleaned(five_nights: Nights) -> None:
-    five_nights.settings |= {"cleanup.policy": "compact,delete", "retention.ms": 0}
-    five_nights.run()
-    assert all(row.root == "archive" or not row.records for row in five_nights.rows())
-    five_nights.job("verify")
+def test_retention_removes_segments_that_the_same_run_cleaned(fifth_night_archive: NightlyArchive) -> None:
+    fifth_night_archive.settings |= {"cleanup.policy": "compact,delete", "retention.ms": 0}
+    fifth_night_archive.run()
+    assert all(row.root == "archive" or not row.records for row in fifth_night_archive.rows())
+    fifth_night_archive.job("verify")
 
 
 def test_run_reads_only_segment_facts_and_new_data(tmp_path: Path) -> None:
-    nights = Nights(tmp_path)
+    nights = NightlyArchive(tmp_path)
     nights.grow("|".join(f"k{n}={'x' * 1000}" for n in range(300)))
     nights.run()
     nights.grow("k1=2")
@@ -296,7 +306,7 @@ def test_run_reads_only_segment_facts_and_new_data(tmp_path: Path) -> None:
 
 
 def test_markers_are_kept_while_their_data_is_in_unchanged_segments(tmp_path: Path) -> None:
-    nights = Nights(tmp_path)
+    nights = NightlyArchive(tmp_path)
     nights.settings |= {"delete.retention.ms": 0, "segment.bytes": 300}
     for text in (
         f"{COLD}|{{pid=7 txn}} a=1 b=1",
@@ -317,7 +327,7 @@ def test_markers_are_kept_while_their_data_is_in_unchanged_segments(tmp_path: Pa
 def test_full_run_writes_segment_facts_with_either_engine(
     tmp_path: Path, spark: object, engine: str, several: bool
 ) -> None:
-    nights = Nights(tmp_path, job_settings={"split.by": "always", "split.bytes": 600, "engine": engine})
+    nights = NightlyArchive(tmp_path, job_settings={"split.by": "always", "split.bytes": 600, "engine": engine})
     nights.settings |= {"segment.bytes": 1000}
     for night in range(4):
         nights.grow("|".join(f"k{night}{n}={'x' * 100}" for n in range(12)))

@@ -94,13 +94,15 @@ def test_budget_prefers_dead_records_and_affordable_full_runs() -> None:
     full = 30 * 86_400_000
 
     def drafts(**overdue: int) -> list[Draft]:
-        given = [
+        inputs = [
             PartitionInput("t", n, (_row(*of), Segment("/none", "t-0/9.log", 9, 20 - of[0], 0)), 0, 9)
             for n, of in dead.items()
         ]
         return [
-            Draft(one, CleanSettings(), "", (0, 0), overdue.get(f"p{one.partition}", 1), by_yield=True, partial=True)
-            for one in given
+            Draft(
+                shares, CleanSettings(), "", (0, 0), overdue.get(f"p{shares.partition}", 1), by_yield=True, partial=True
+            )
+            for shares in inputs
         ]
 
     def shares(*, io_budget: int, **overdue: int) -> list[int | None]:

@@ -101,23 +101,27 @@ def test_dry_run_writes_nothing_and_predicts_the_run(first):
     assert [r.name() for r in dry.results] == [r.name() for r in report.results]
     rows = dry.to_json()["partitions"]
     estimated = {f"{row['topic']}-{row['partition']}" for row in rows if row["bytes_after_is_estimate"]}
-    for said, done in zip(dry.results, report.results, strict=True):
-        assert (said.status, said.problem) == (done.status, done.problem), said.name()
-        assert (said.notes, said.log.first_dirty_offset, said.log.next_offset) == (
+    for predicted, done in zip(dry.results, report.results, strict=True):
+        assert (predicted.status, predicted.problem) == (done.status, done.problem), predicted.name()
+        assert (predicted.notes, predicted.log.first_dirty_offset, predicted.log.next_offset) == (
             done.notes, done.log.first_dirty_offset, done.log.next_offset,
         )  # fmt: skip
-        assert said.work.counters == done.work.counters, said.name()
-        assert (said.cleanable.ratio, said.cleanable.clean_bytes, said.cleanable.cleanable_bytes) == (
+        assert predicted.work.counters == done.work.counters, predicted.name()
+        assert (predicted.cleanable.ratio, predicted.cleanable.clean_bytes, predicted.cleanable.cleanable_bytes) == (
             done.cleanable.ratio, done.cleanable.clean_bytes, done.cleanable.cleanable_bytes,
         )  # fmt: skip
-        assert [(s.base_offset, s.next_offset, s.records, s.batches, s.tombstones) for s in said.log.segments] == [
+        assert [(s.base_offset, s.next_offset, s.records, s.batches, s.tombstones) for s in predicted.log.segments] == [
             (s.base_offset, s.next_offset, s.records, s.batches, s.tombstones) for s in done.log.segments
         ]
-        assert (said.work.bytes_before, said.work.bytes_read) == (done.work.bytes_before, done.work.bytes_read)
-        # so little that all of it is recompressed
-        assert (said.work.bytes_after, said.work.bytes_written) == (done.work.bytes_after, done.work.bytes_written), (
-            said.name()
+        assert (predicted.work.bytes_before, predicted.work.bytes_read) == (
+            done.work.bytes_before,
+            done.work.bytes_read,
         )
+        # so little that all of it is recompressed
+        assert (predicted.work.bytes_after, predicted.work.bytes_written) == (
+            done.work.bytes_after,
+            done.work.bytes_written,
+        ), predicted.name()
     assert estimated == {r.name() for r in report.results if r.work.recompressed_bytes}
     assert "dry run: nothing was written" in dry.to_text()
 
@@ -189,13 +193,13 @@ def test_topics_with_another_policy_are_not_compacted(first):
 
 @pytest.mark.slow
 def test_records_without_a_key_make_the_partition_uncleanable(first):
-    lab, manifests, found = first.lab, first.manifests, by_topic(first.report)
-    problem = found["nulls"].problem
-    assert (found["nulls"].status, problem.kind) == ("uncleanable", "null_key")
+    lab, manifests, results = first.lab, first.manifests, by_topic(first.report)
+    problem = results["nulls"].problem
+    assert (results["nulls"].status, problem.kind) == ("uncleanable", "null_key")
     assert problem.found == "7 records without one"
     assert not (lab.store / "segments" / "nulls-0").exists()  # nothing is left of what was begun
-    assert found["keep"].work.counters["dropped_null_key"] == 0
-    assert found["drop"].work.counters["dropped_null_key"] == 7
+    assert results["keep"].work.counters["dropped_null_key"] == 0
+    assert results["drop"].work.counters["dropped_null_key"] == 7
     assert ("nulls", 0) not in first.checkpoints
     kept = [r.offset for b in lab.batches(manifests["keep", 0]) for r in b.records]
     assert kept == [*range(7), 17, 18, 19, 20]  # all without a key, and the last of each key below the active segment
@@ -205,12 +209,12 @@ def test_records_without_a_key_make_the_partition_uncleanable(first):
 @pytest.mark.slow
 def test_dirty_ratio_volume_and_lag_decide_whether_a_partition_is_due(first):
     """The same partition half dirty, with too few dirty bytes, and past max.compaction.lag.ms."""
-    found = by_topic(first.report)
-    assert found["waits"].status == "not_due"
-    assert 0.2 < found["waits"].cleanable.ratio < 0.5
-    assert found["small"].status == "not_due"
-    assert found["small"].cleanable.ratio == 1.0
-    assert found["old"].status == "cleaned"
+    results = by_topic(first.report)
+    assert results["waits"].status == "not_due"
+    assert 0.2 < results["waits"].cleanable.ratio < 0.5
+    assert results["small"].status == "not_due"
+    assert results["small"].cleanable.ratio == 1.0
+    assert results["old"].status == "cleaned"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""An archive that changes between runs: it grows, loses what is compacted already, or is no longer the same log.
+"""An archive that changes between runs: it grows, loses compacted segments, or is replaced by another log.
 
 Each scenario is a topic of its own in one archive, so that few runs show them all.
 """
@@ -164,7 +164,7 @@ def grown(spark, cases, now_ms, tmp_path_factory):
         put(source(topic), top / f"w{topic}-0")  # the same log whole, seen for the first time
         if topic.endswith("gone"):
             assert int(files_in(folder)[0].stem) > 0
-    still = files_in(top / "g-still-0")[0]  # would be found damaged if anybody looked
+    still = files_in(top / "g-still-0")[0]  # a reader would report this damage
     times = still.stat()
     still.write_bytes(b"\xff" * times.st_size)
     os.utime(still, ns=(times.st_mtime_ns, times.st_mtime_ns))
@@ -344,7 +344,7 @@ def test_high_watermark_limits_the_run(grown, cases):
 
 
 def test_decreased_high_watermark_leaves_the_generation_unchanged(grown):
-    """Its checkpoint is older than the log beside it: nothing new is read, and what was taken is not put in doubt."""
+    """The checkpoint is older than the log beside it: the run reads nothing new, and the generation remains valid."""
     _, first, _, _, second, _ = grown
     assert first.found["h-late"].status == "cleaned"
     assert second.found["h-late"].status == "not_due", second.found["h-late"].problem

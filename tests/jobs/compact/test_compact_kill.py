@@ -21,7 +21,7 @@ from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import Lab, offset_checkpoint, only_input, put
 from tests.builders.leases import expire_leases
 from tests.builders.steps import Holds
-from tests.builders.stopping import ROOT, start, tracebacks, wait_until_gone
+from tests.builders.stopping import ROOT, start, tracebacks, wait_until_exited
 from tests.builders.trees import tree, tree_without_runs
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -55,7 +55,7 @@ OF_COMMIT = [
 ]
 # The first worker at one of these dies
 DYING = {"read back": 1, "walk": 1, "resolve": 1, "rewrite": 1}
-# Runs one after the other in one session, whatever becomes of each
+# Runs in sequence in one session, regardless of their outcomes
 ONE_SESSION = """
 import json, sys
 from lastkey.jobs.command import cli
@@ -124,12 +124,12 @@ def _check_next_run(begun, mine, now_ms):
 def _folders(lab):
     """Return the folders of runs: those on the disk, and those in the tables."""
     existing = {path.relative_to(lab.store / "segments").as_posix() for path in (lab.store / "segments").glob("*/*")}
-    known = {
+    referenced = {
         f"{topic}-{partition}/{run.generation_after}-{run.run_id}"
         for (topic, partition), runs in lab.state().histories().items()
         for run in runs
     }
-    return existing, known
+    return existing, referenced
 
 
 def _arguments(lab, tmp_path, now_ms, *more, wave=64, split="auto", engine="spark"):
@@ -211,7 +211,7 @@ def test_a_waiting_run_takes_over_the_expired_lease_of_a_killed_one(begun, now_m
     run.kill()
     run.finish()
     waiting = start(tmp_path / "two", [*arguments, "--wait"])
-    waiting.wait_until_said(f"waiting for a run on {os.uname().nodename} (pid {run.process.pid}, ")
+    waiting.wait_for_stderr(f"waiting for a run on {os.uname().nodename} (pid {run.process.pid}, ")
     (lease,) = (mine.store / "state" / "running").glob("*.json")
     lease.write_text(lease.read_text().replace(f'"expiry_seconds": {EXPIRY_SECONDS}', '"expiry_seconds": 0'))
     code, _, err = waiting.finish()
@@ -253,8 +253,8 @@ def test_killed_workers_are_errors_and_commit_nothing(begun, now_ms, tmp_path):
     err = (tmp_path / "err").read_text()
     *ended, _ = out.split("\0")
     assert len(ended) == len(labs), err
-    for mine, said in zip(labs.values(), ended, strict=True):
-        report, _, code = said.rpartition("\n")
+    for mine, result in zip(labs.values(), ended, strict=True):
+        report, _, code = result.rpartition("\n")
         assert "error" in json.loads(report), (code, report, err)
         error = json.loads(report)["error"]
         assert (code, error["kind"], error["exit_code"]) == ("5", "WorkerEndedError", 5), error
@@ -270,7 +270,7 @@ def test_jvm_killed_after_the_last_task_loses_no_result(begun, now_ms, tmp_path)
     run = start(tmp_path / "run", arguments, "manifests written")
     run.wait_until_reached()
     os.kill(run.jvm(), signal.SIGKILL)
-    run.let_go()
+    run.release()
     code, out, err = run.finish()
     assert code == 0, err
     assert {p["status"] for p in json.loads(out)["partitions"]} == {"cleaned"}
@@ -287,8 +287,8 @@ def test_killed_run_terminates_its_worker(begun, now_ms, tmp_path, who, step):
     run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms), step)
     worker, jvm = run.wait_until_reached(), run.jvm()
     os.kill(jvm if who == "JVM" else run.process.pid, signal.SIGKILL)
-    wait_until_gone(jvm)
-    wait_until_gone(worker)
+    wait_until_exited(jvm)
+    wait_until_exited(worker)
     code, out, err = run.finish()
     if who == "JVM":
         error = json.loads(out)["error"]
@@ -311,7 +311,7 @@ def test_killed_run_terminates_its_worker(begun, now_ms, tmp_path, who, step):
     ],
 )
 def test_vacuum_without_grace_keeps_files_of_an_active_run(begun, now_ms, tmp_path, step, heard):
-    """heard: vacuum sees the run's lease; otherwise only the files decide."""
+    """heard: vacuum finds the run's lease; otherwise only the files decide."""
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
@@ -319,13 +319,13 @@ def test_vacuum_without_grace_keeps_files_of_an_active_run(begun, now_ms, tmp_pa
     run.wait_until_reached()
     if not heard:
         _delete_leases(mine)
-    taken = vacuum.run(VacuumOptions(str(mine.store), grace_hours=0), Silent())
-    assert taken.deleted == {}
+    report = vacuum.run(VacuumOptions(str(mine.store), grace_hours=0), Silent())
+    assert report.deleted == {}
     if heard:
-        assert [f"(pid {run.process.pid}, " in note for note in taken.notes] == [True], taken.notes
+        assert [f"(pid {run.process.pid}, " in note for note in report.notes] == [True], report.notes
     else:
-        assert {(kept["topic"], kept["partition"]) for kept in taken.kept} == {("grown", 0), ("new", 0), ("new", 1)}
-    run.let_go()
+        assert {(kept["topic"], kept["partition"]) for kept in report.kept} == {("grown", 0), ("new", 0), ("new", 1)}
+    run.release()
     code, out, err = run.finish()
     assert code == 0, err
     assert {p["status"] for p in json.loads(out)["partitions"]} == {"cleaned"}
@@ -354,18 +354,18 @@ def test_stopped_run_commits_finished_partitions(begun, now_ms, tmp_path, asked,
     else:
         os.kill(run.another_thread(), asked)  # the system may give a process's signal to any thread
     code, out, err = run.finish()
-    said = json.loads(out)
-    assert (code, said["exit_code"], said["error"]["exit_code"]) == (expected, expected, expected), err
-    generations = [p["generation"] for p in said["partitions"]]
+    report = json.loads(out)
+    assert (code, report["exit_code"], report["error"]["exit_code"]) == (expected, expected, expected), err
+    generations = [p["generation"] for p in report["partitions"]]
     n = len(list(filter(None, generations)))
     assert n == nth - 1 or (engine == "spark" and 0 < n < nth)
-    assert f"; {n} of 3 partitions committed" in said["error"]["message"]
+    assert f"; {n} of 3 partitions committed" in report["error"]["message"]
     assert f"{n} of 3 partitions committed" in err and "run again to continue" in err
-    assert sorted(p["status"] for p in said["partitions"]) == ["cleaned"] * n + ["stopped"] * (3 - n)
+    assert sorted(p["status"] for p in report["partitions"]) == ["cleaned"] * n + ["stopped"] * (3 - n)
     assert sum(row.generation > 1 or key[0] == "new" for key, row in mine.state().checkpoints().items()) == n
-    existing, known = _folders(mine)
-    assert existing == known
-    assert bool(said["notes"]) == (engine == "threads"), said["notes"]  # a thread that waits at the step never ends
+    existing, folders = _folders(mine)
+    assert existing == folders
+    assert bool(report["notes"]) == (engine == "threads"), report["notes"]  # a thread that waits at the step never ends
     assert _leases(mine) == []
     assert tracebacks(err) == []
     assert tree(lab.archive) == archive
@@ -380,8 +380,8 @@ def test_signal_during_a_commit_is_handled_after_the_commit(begun, now_ms, tmp_p
     run = start(tmp_path / "run", arguments, "rows written", nth=2)
     run.wait_until_reached()
     os.kill(run.process.pid, signal.SIGTERM)
-    run.wait_until_said("stopping: ")
-    run.let_go()
+    run.wait_for_stderr("stopping: ")
+    run.release()
     code, out, err = run.finish()
     assert code == 143, err
     assert "terminated; 3 of 3 partitions committed" in json.loads(out)["error"]["message"]
@@ -398,7 +398,7 @@ def test_second_signal_terminates_the_run(begun, now_ms, tmp_path, second, expec
     run = start(tmp_path / "run", arguments, "manifests written")
     run.wait_until_reached()
     os.kill(run.process.pid, signal.SIGINT)
-    run.wait_until_said("stopping: ")
+    run.wait_for_stderr("stopping: ")
     with pytest.raises(subprocess.TimeoutExpired):  # it waits for the commit; a signal at once is the same one
         run.process.wait(0.3)
     os.kill(run.process.pid, second)
@@ -433,8 +433,8 @@ def test_run_with_several_tasks_per_partition_stops_on_a_signal(begun, now_ms, t
     assert tracebacks(err) == []
     assert "run again to continue" in err
     assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
-    existing, known = _folders(mine)
-    assert existing == known
+    existing, folders = _folders(mine)
+    assert existing == folders
     assert tree(lab.archive) == archive
 
 
@@ -452,7 +452,7 @@ def test_one_of_two_concurrent_runs_commits(begun, now_ms, tmp_path, wave):
         runs[-1].wait_until_reached()
         _delete_leases(mine)
     for run in runs:
-        run.let_go()
+        run.release()
     ended = [run.finish() for run in runs]
     assert sorted(code for code, _, _ in ended) == [0, 4], ended
     reports = {code: json.loads(out) for code, out, _ in ended}
@@ -487,12 +487,12 @@ def test_wave_is_committed_atomically(begun, now_ms, tmp_path, wave, kept):
     late.wait_until_reached()
     _delete_leases(mine)
     assert mine.run(now_ms, topics=TopicFilter(("new",))).exit_code == 0
-    late.let_go()
+    late.release()
     code, out, err = late.finish()
-    said = json.loads(out)
+    report = json.loads(out)
     assert code == 4, err
-    assert {(p["topic"], p["partition"]): p["generation"] for p in said["partitions"] if p["generation"]} == kept
-    assert {p["status"] for p in said["partitions"] if not p["generation"]} <= {"conflict", "not_due"}
+    assert {(p["topic"], p["partition"]): p["generation"] for p in report["partitions"] if p["generation"]} == kept
+    assert {p["status"] for p in report["partitions"] if not p["generation"]} <= {"conflict", "not_due"}
     _check_next_run(begun, mine, now_ms)
 
 
@@ -517,8 +517,8 @@ def test_second_run_is_refused_at_its_start_or_waits_for_the_first(begun, now_ms
     assert any(f"(pid {first.process.pid}, " in note and "works on grown-0 and 2 more" in note for note in dry.notes)
 
     third = start(tmp_path / "three", [*arguments, "--wait"])
-    third.wait_until_said(f"waiting for a run on {os.uname().nodename} (pid {first.process.pid}, ")
-    first.let_go()
+    third.wait_for_stderr(f"waiting for a run on {os.uname().nodename} (pid {first.process.pid}, ")
+    first.release()
     assert first.finish()[0] == 0
     code, out, err = third.finish()
     assert code == 0, err
@@ -537,7 +537,7 @@ def test_runs_of_different_partitions_run_concurrently(begun, now_ms, tmp_path):
     code, out, err = start(tmp_path / "two", [*arguments, "--topics", "new"]).finish()
     assert code == 0, err
     assert {p["status"] for p in json.loads(out)["partitions"]} == {"cleaned"}
-    first.let_go()
+    first.release()
     assert first.finish()[0] == 0
     assert _result(mine) == expected
     assert tree(lab.archive) == archive

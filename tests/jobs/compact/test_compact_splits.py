@@ -79,10 +79,10 @@ def test_several_tasks_write_the_same_bytes_as_one(spark, cases, now_ms, tmp_pat
     # again, over clean and dirty, at a clock at which horizons have passed; the dry run says the same
     later = now_ms + 25 * HOUR
     names = "[ftvn]*"
-    given = {"topics": TopicFilter((names,)), "force": True}
-    dry = many.run(later, **given, dry_run=True, settings={**one.settings, "job": LARGE})
-    whole = one.run(later, **given)
-    several = many.run(later, **given, settings={**one.settings, "job": LARGE})
+    options = {"topics": TopicFilter((names,)), "force": True}
+    dry = many.run(later, **options, dry_run=True, settings={**one.settings, "job": LARGE})
+    whole = one.run(later, **options)
+    several = many.run(later, **options, settings={**one.settings, "job": LARGE})
     for a, b, c in zip(whole.results, several.results, dry.results, strict=True):
         assert a.work.counters == b.work.counters == c.work.counters, a.name()
         assert [(s.base_offset, s.records, s.batches) for s in a.log.segments] == [
@@ -114,11 +114,11 @@ def test_uncleanable_partitions_are_also_uncleanable_when_split(spark, cases, no
     (nulls / f"{0:020d}.log").write_bytes(data_batch(0, records).data)
     (nulls / f"{10:020d}.log").write_bytes(data_batch(10, [(1_000_000, b"k0", b"v")]).data)
     report = lab.run(now_ms)
-    found = by_topic(report)
+    results = by_topic(report)
     assert report.exit_code == 3
-    assert found["good"].status == "cleaned"
-    assert (found["flipped"].problem.kind, found["flipped"].problem.path) == ("crc", f"flipped-0/{log.name}")
-    assert found["nulls"].problem.found == "5 records without one"
+    assert results["good"].status == "cleaned"
+    assert (results["flipped"].problem.kind, results["flipped"].problem.path) == ("crc", f"flipped-0/{log.name}")
+    assert results["nulls"].problem.found == "5 records without one"
     assert [name.partition("/")[0] for name in folders(lab)] == ["good-0"]
 
 
@@ -198,7 +198,7 @@ def test_failed_run_starts_no_more_partitions(spark, cases, now_ms, tmp_path):
     assert 0 < len(list((lab.store / "segments").iterdir())) < 6
 
 
-class Heard:
+class ReadCounter:
     """Watcher that adds up what each task reads."""
 
     wants_results = False
@@ -217,8 +217,8 @@ def test_each_task_of_a_large_partition_counts_what_it_reads(spark, cases, tmp_p
     case = cases["few-keys"]
     plan = golden_plan(case, case.partitions[0], 1, archived_at(case.folder / "input", case.partitions[0]), tmp_path)
     settings, limits = replace(plan.policy.settings, segment_bytes=1), replace(plan.run.limits, split_bytes=1)
-    plan, workers, heard = changed(plan, settings=settings, limits=limits), SparkTasks(lambda: spark), Heard()
-    result = compact_large(workers, plan, Heard(), partial(on_spark, workers, heard))
+    plan, workers, heard = changed(plan, settings=settings, limits=limits), SparkTasks(lambda: spark), ReadCounter()
+    result = compact_large(workers, plan, ReadCounter(), partial(on_spark, workers, heard))
     assert result.status == "cleaned"
     n_groups = len(heard.reads) - result.work.splits
     assert sorted(heard.reads) == list(range(result.work.splits + n_groups)) and n_groups > 1

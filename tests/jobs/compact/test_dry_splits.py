@@ -29,12 +29,12 @@ def test_several_tasks_report_the_same_as_one(
     plan = changed(plan, dry_run=True, settings=by, limits=replace(plan.run.limits, split_bytes=1, chunk_bytes=4096))
     one, several = compact(plan).result, compact_in_blocks(plan).result
     assert (several.status, several.work.splits > 1) == ("cleaned", True)
-    assert said(several) == said(one)
+    assert dry_run_facts(several) == dry_run_facts(one)
     assert not (tmp_path / "store").exists()
     assert list(temporary.iterdir()) == []
 
 
-def said(result: PartitionResult) -> tuple[object, ...]:
+def dry_run_facts(result: PartitionResult) -> tuple[object, ...]:
     """Return what a dry run says, without sizes that it estimates."""
     segments = [replace(s, size_bytes=0) for s in result.log.segments]
     return result.status, result.work.counters, segments, result.notes

@@ -1,5 +1,5 @@
-"""Partitions without a record: their log start, log end and side files are part of the store, and restore brings them
-back. A folder without a `.log` is no empty partition: it does not show the end of the log.
+"""Partitions without a record: the store has their log start, log end and side files, and restore writes them. A folder
+without a `.log` is no empty partition: it does not show the end of the log.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ def checkpoint(place: Place, name: str, offset: int) -> None:
 
 def report(place: Place, *words: str) -> dict[str, Any]:
     code, output = place.run(*words, "--json")
-    told: dict[str, Any] = json.loads(output)
-    assert told["exit_code"] == code
-    return told
+    fields: dict[str, Any] = json.loads(output)
+    assert fields["exit_code"] == code
+    return fields
 
 
 def restored(place: Place) -> dict[str, Any]:
     """Restore the store, check the output and the store, and return the report."""
     output = place.root / "restored"
-    told = report(place, "restore", "--store", str(place.store), "--output", str(output))
+    result = report(place, "restore", "--store", str(place.store), "--output", str(output))
     assert place.run("verify", str(output))[0] == DONE
     assert place.run("verify", "--store", str(place.store))[0] == DONE
-    return told
+    return result
 
 
 def left_out(place: Place, *words: str) -> list[dict[str, Any]]:
     """Restore the store, and return the problems."""
     output = place.root / "part"
-    told = report(place, "restore", "--store", str(place.store), "--output", str(output), *words)
-    assert told["exit_code"] == (PROBLEMS if told["problems"] else DONE)
+    result = report(place, "restore", "--store", str(place.store), "--output", str(output), *words)
+    assert result["exit_code"] == (PROBLEMS if result["problems"] else DONE)
     shutil.rmtree(output)
-    problems: list[dict[str, Any]] = told["problems"]
+    problems: list[dict[str, Any]] = result["problems"]
     return problems
 
 
@@ -120,8 +120,8 @@ def test_empty_partition_is_restored_with_its_end_offset(place: Place, shape: An
         assert (later["status"], later["problem"]) == ("not_due", None)
     assert tree(place.archive.parent) == before
     shutil.move(place.archive.parent, place.root / "gone")
-    [told] = restored(place)["partitions"]
-    assert (told["log_start_offset"], told["next_offset"]) == (bases[0], bases[-1])
+    [partitions] = restored(place)["partitions"]
+    assert (partitions["log_start_offset"], partitions["next_offset"]) == (bases[0], bases[-1])
     output = place.root / "restored" / "t-0"
     assert [(int(path.stem), path.stat().st_size) for path in files_in(output)] == [(base, 0) for base in bases]
     lost = (place.archive / "partition.metadata") in before
@@ -138,8 +138,8 @@ def test_later_records_continue_at_the_end_offset_of_an_empty_partition(place: P
     assert place.compact()[0] == DONE
     assert place.run("vacuum", "--store", str(place.store), "--grace-hours", "0")[0] == DONE
     assert place.generation() == "501:b=2 | 502:a=3 503:c=4 || 504:d=5"
-    [told] = restored(place)["partitions"]
-    assert (told["log_start_offset"], told["next_offset"]) == (500, 505)
+    [partitions] = restored(place)["partitions"]
+    assert (partitions["log_start_offset"], partitions["next_offset"]) == (500, 505)
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_empty_segment_below_the_end_of_the_generation_is_uncleanable(place: Pla
         path.write_bytes(b"")
     place.capsys.readouterr()
     words = ["compact", str(place.archive.parent), "--store", str(place.store), "--topics", "t"]
-    [found] = report(place, *words, "--cleanup-policy", "compact")["partitions"]
+    [partitions] = report(place, *words, "--cleanup-policy", "compact")["partitions"]
     expected = "a log that reaches offset 5, as generation 1 did"
-    assert (found["problem"]["expected"], found["problem"]["found"]) == (expected, "one that ends at 4")
+    assert (partitions["problem"]["expected"], partitions["problem"]["found"]) == (expected, "one that ends at 4")
 
 
 def test_empty_segments_without_evidence_of_a_cleaner_are_a_gap(place: Place) -> None:
@@ -179,15 +179,15 @@ def test_empty_segments_without_evidence_of_a_cleaner_are_a_gap(place: Place) ->
     empty(place, 500, 600, 700, bare=True)
     write_partition(place.archive.parent / "u-0", LOG)
     words = ["compact", str(place.archive.parent), "--store", str(place.store), "--topics", "*"]
-    told = report(place, *words, "--cleanup-policy", "compact")
-    assert [(r["topic"], r["status"]) for r in told["partitions"]] == [("t", "uncleanable"), ("u", "cleaned")]
+    result = report(place, *words, "--cleanup-policy", "compact")
+    assert [(r["topic"], r["status"]) for r in result["partitions"]] == [("t", "uncleanable"), ("u", "cleaned")]
     [problem] = left_out(place)
     assert (problem["kind"], problem["path"]) == ("no_generation", "t-0")
     assert "found one that begins at 600" in problem["found"]
     assert report(place, *words, "--cleanup-policy", "compact", "--set", "gaps=accept")["exit_code"] == DONE
     output = str(place.root / "with the gap")
-    told = report(place, "restore", "--store", str(place.store), "--output", output)
-    assert (told["problems"], told["partitions"][0]["next_offset"]) == ([], 700)
+    result = report(place, "restore", "--store", str(place.store), "--output", output)
+    assert (result["problems"], result["partitions"][0]["next_offset"]) == ([], 700)
 
 
 def test_erase_and_rebuild_state_accept_empty_partitions(place: Place) -> None:
@@ -216,9 +216,9 @@ def test_folder_without_a_log_file_is_a_problem(place: Place, left: str) -> None
     for path in files_in(place.archive, "*"):
         if path.name != left:
             path.unlink()
-    told = report(place, *words, "--cleanup-policy", "compact")
-    assert [(r["topic"], r["status"]) for r in told["partitions"]] == [("t", "uncleanable"), ("u", "cleaned")]
-    problem = told["problems"][0]
+    result = report(place, *words, "--cleanup-policy", "compact")
+    assert [(r["topic"], r["status"]) for r in result["partitions"]] == [("t", "uncleanable"), ("u", "cleaned")]
+    problem = result["problems"][0]
     assert (problem["kind"], problem["path"], problem["expected"]) == ("gap", "t-0", f"a .log beside {left}")
     code, output = place.run("verify", str(place.archive.parent))
     assert (code, f"expected a .log beside {left}, found none" in output) == (PROBLEMS, True)
@@ -241,8 +241,8 @@ def test_empty_folder_of_a_new_replica_is_not_a_partition(place: Place) -> None:
     write_partition(place.archive.parent / "u-0", LOG)
     (place.archive / "leader-epoch-checkpoint").write_text("0\n0\n")
     words = ["compact", str(place.archive.parent), "--store", str(place.store), "--topics", "*"]
-    told = report(place, *words, "--cleanup-policy", "compact")
-    assert [r["topic"] for r in told["partitions"]] == ["u"]
+    result = report(place, *words, "--cleanup-policy", "compact")
+    assert [r["topic"] for r in result["partitions"]] == ["u"]
     assert left_out(place) == []
 
 
@@ -263,10 +263,13 @@ def test_restore_names_each_omitted_partition_of_its_topics(place: Place) -> Non
     assert report(place, *words, "--topics", "[tu]")["exit_code"] == DONE  # u-1 is not due
     assert left_out(place, "--topics", "t") == []
     output = str(place.root / "restored")
-    code, said = place.run("restore", "--store", str(place.store), "--output", output)
-    assert (code, "problem: u-1: no_generation: expected a generation to restore, found none" in said) == (3, True)
-    assert "in the archive, not in the store: v-0: 3 segments, 228 B\n" in said
-    assert "u-1: 1 segment" not in said
+    code, output_text = place.run("restore", "--store", str(place.store), "--output", output)
+    assert (code, "problem: u-1: no_generation: expected a generation to restore, found none" in output_text) == (
+        3,
+        True,
+    )
+    assert "in the archive, not in the store: v-0: 3 segments, 228 B\n" in output_text
+    assert "u-1: 1 segment" not in output_text
 
 
 def test_restore_names_omitted_partitions_without_the_archive(place: Place) -> None:

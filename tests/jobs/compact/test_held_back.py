@@ -32,8 +32,8 @@ def run(place: Place, text: str, settings: str, *more: str) -> tuple[str, dict[s
     words = ["compact", str(place.archive.parent), "--store", str(place.store), "--topics", "t"]
     words += ["--config", str(place.root / "c.toml"), "--now", str(NOW), *more]
     _, output = place.run(*words)
-    _, found = place.run(*words, "--json")
-    [partition] = json.loads(found)["partitions"]
+    _, report = place.run(*words, "--json")
+    [partition] = json.loads(report)["partitions"]
     return output, partition
 
 
@@ -43,7 +43,7 @@ def reason(rule: str, **given: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("text", "settings", "expected", "said"),
+    ("text", "settings", "expected", "message"),
     [
         (
             OPEN, COMPACT,
@@ -88,14 +88,14 @@ def reason(rule: str, **given: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_each_rule_is_reported_for_a_partition_that_is_not_due(
-    place: Place, text: str, settings: str, expected: dict[str, Any], said: str
+    place: Place, text: str, settings: str, expected: dict[str, Any], message: str
 ) -> None:
     printed, partition = run(place, text, settings)
     assert partition["status"] == "not_due"
-    [found] = partition["held_back"]
-    assert found.pop("message").startswith(said)
-    assert found == expected
-    assert f"\nnot due: {said}" in printed
+    [reported] = partition["held_back"]
+    assert reported.pop("message").startswith(message)
+    assert reported == expected
+    assert f"\nnot due: {message}" in printed
 
 
 def test_reported_rule_is_the_only_obstacle_of_the_partition(place: Place) -> None:
@@ -109,7 +109,7 @@ def test_reported_rule_is_the_only_obstacle_of_the_partition(place: Place) -> No
         (OPEN.replace("||", "|"), COMPACT, "active_segment"),
     ):
         _, partition = run(place, text, settings)
-        assert [one["rule"] for one in partition["held_back"]] == [rule], text
+        assert [obstacle["rule"] for obstacle in partition["held_back"]] == [rule], text
         for path in place.archive.iterdir():
             path.unlink()
 
@@ -117,13 +117,13 @@ def test_reported_rule_is_the_only_obstacle_of_the_partition(place: Place) -> No
 def test_compact_and_delete_each_have_a_reason(place: Place) -> None:
     settings = f'"cleanup.policy" = "compact,delete"\n"retention.ms" = {DAY}\n"min.compaction.lag.ms" = {DAY}'
     _, partition = run(place, "a=1 || b=2 || c=3", settings)
-    assert [one["rule"] for one in partition["held_back"]] == ["min.compaction.lag.ms", "retention.ms"]
+    assert [rule["rule"] for rule in partition["held_back"]] == ["min.compaction.lag.ms", "retention.ms"]
 
 
 def test_second_run_finds_no_new_records(place: Place) -> None:
     run(place, "a=1 || a=2 || b=3", COMPACT, "--sealed")
     printed, partition = run(place, "", COMPACT, "--sealed")
-    assert [one["rule"] for one in partition["held_back"]] == ["nothing_new"]
+    assert [rule["rule"] for rule in partition["held_back"]] == ["nothing_new"]
     assert "not due: t-0: nothing was appended at offset 3, up to which everything is clean" in printed
 
 
@@ -131,7 +131,7 @@ def test_high_watermark_is_a_reported_rule(place: Place) -> None:
     place.write("a=1 || b=2 || c=3")
     (place.archive.parent / "replication-offset-checkpoint").write_text("0\n1\nt 0 0\n")
     printed, partition = run(place, "", COMPACT)
-    assert [one["rule"] for one in partition["held_back"]] == ["high_watermark"], printed
+    assert [rule["rule"] for rule in partition["held_back"]] == ["high_watermark"], printed
     assert "the high watermark is 0; nothing above it is read" in printed
 
 
@@ -172,8 +172,8 @@ def test_verify_states_an_open_transaction_that_holds_cleaning_back(place: Place
     code, output = place.run("verify", str(place.archive.parent))
     assert (code, "no problem found" in output) == (0, True)
     assert f"held back: {FIRST}: producer 1 has had a transaction open since offset 2, 2023-11-14" in output
-    _, found = place.run("verify", str(place.archive.parent), "--json")
-    [partition] = json.loads(found)["partitions"]
+    _, report = place.run("verify", str(place.archive.parent), "--json")
+    [partition] = json.loads(report)["partitions"]
     del partition["held_back"]["message"]
     expected = reason("open_transaction", offset=2, path=FIRST, since_ms=START_MS + 2, producer_id=1)
     assert partition["held_back"] == expected

@@ -1,4 +1,4 @@
-"""max.bytes.per.second: what a run spends is what the system counts, and it takes its time."""
+"""max.bytes.per.second: the counted bytes equal those of the kernel, and a run takes the corresponding time."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Place:
     return Place(tmp_path, capsys)
 
 
-def at(place: Place, days: int) -> tuple[int, str]:
+def compact_after(place: Place, days: int) -> tuple[int, str]:
     """Compact so many days later; delete.retention.ms is a day."""
     words = ["compact", str(place.archive.parent), "--store", str(place.store), "--force", "--no-progress"]
     words += ["--topics", "t", "--cleanup-policy", "compact", "--now", str(NOW + days * 86_400_000 + days)]
@@ -59,8 +59,8 @@ def test_later_runs_keep_the_batch_before_a_lost_marker(place: Place) -> None:
     assert place.compact()[0] == 0
     place.write(f"{ABORTED} || i=9 || {{pid=1 epoch=3 txn}} b=3 | {{pid=1 epoch=4 commit}} || j=1")
     for days in (1, 2, 3, 4):
-        code, said = at(place, days)
-        assert (code, "the outcome of this transaction is unknown" in said) == (0, True)
+        code, code_and_output = compact_after(place, days)
+        assert (code, "the outcome of this transaction is unknown" in code_and_output) == (0, True)
         assert place.generation().startswith("0:a=1 | [2-2] | ABORT | 4:g=7")
         assert place.run("verify", "--store", str(place.store))[0] == 0
 
@@ -83,7 +83,7 @@ def test_tombstones_after_a_lost_marker_are_kept(place: Place) -> None:
     """Readers see a=1, because the next marker is a COMMIT; removing the tombstone would bring a=1 back."""
     place.write(f"{COMMITTED} || a=- b=- | c=1 || c=2 || h=8")
     for days in range(4):
-        assert at(place, days)[0] == 0
+        assert compact_after(place, days)[0] == 0
         assert place.generation().split(" || ")[0] == "0:a=1 | [2-2] | COMMIT | 4:a=- 5:b=- | 7:c=2"
         assert place.run("verify", "--store", str(place.store))[0] == 0
 

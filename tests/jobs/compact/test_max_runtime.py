@@ -1,4 +1,6 @@
-"""--max-runtime: what is finished in time is committed, and over the runs each partition has its turn."""
+"""--max-runtime: a run commits partitions that are finished in time, and over several runs every partition is
+processed.
+"""
 
 from __future__ import annotations
 

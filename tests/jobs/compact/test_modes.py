@@ -1,4 +1,4 @@
-"""Modes of a store's files decide who can read them: its logs hold keys and values."""
+"""File modes of a store: only the owner can read its logs, which hold keys and values."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Place:
     return Place(tmp_path, capsys)
 
 
-def honest(place: Place, *texts: str) -> str:
+def compacted_with_true_snapshots(place: Place, *texts: str) -> str:
     """Return the generation that the log gives with the snapshots that a broker wrote."""
     other = Place(place.root / "honest", place.capsys)
     for text in texts:
@@ -51,7 +51,7 @@ def test_snapshot_of_a_log_without_its_beginning_limits_cleaning(place: Place) -
     place.write(ABORTED)
     assert place.compact()[0] == 0
     assert "0:k=1" in place.generation()
-    assert place.generation() == honest(place, ABORTED)
+    assert place.generation() == compacted_with_true_snapshots(place, ABORTED)
     assert place.run("verify", "--store", str(place.store))[0] == 0
 
 
@@ -93,9 +93,9 @@ def test_generation_has_snapshots_without_the_open_transaction(place: Place) -> 
     assert place.compact()[0] == 0
     output = place.root / "restored"
     assert place.run("restore", "--store", str(place.store), "--output", str(output))[0] == 0
-    found = {path.name: path.read_bytes() for path in files_in(output / "t-0", "*.snapshot")}
-    assert len(found) > 1
-    for name, data in found.items():
+    snapshots = {path.name: path.read_bytes() for path in files_in(output / "t-0", "*.snapshot")}
+    assert len(snapshots) > 1
+    for name, data in snapshots.items():
         entries = producer_snapshot.read(data, name)
         assert producer_snapshot.same_entries(entries, producer_snapshot.read(opened[name], name)), name
     assert place.run("verify", str(output))[0] == 0
@@ -161,9 +161,9 @@ def test_reindex_writes_no_snapshot_for_a_log_without_its_beginning(place: Place
 def test_reindex_continues_from_a_snapshot_where_the_beginning_is_missing(place: Place) -> None:
     place.write(LOG)
     first, last = (place.archive / segment_file(offset, "snapshot") for offset in (3, 6))
-    known, right = first.read_bytes(), last.read_bytes()
+    snapshots, right = first.read_bytes(), last.read_bytes()
     place.lose(3)
-    first.write_bytes(known)
+    first.write_bytes(snapshots)
     code, output = place.run("reindex", str(place.archive.parent), "--in-place")
     assert (code, "kept as it is, because the log before it is missing" in output) == (0, True)
     assert last.read_bytes() == right

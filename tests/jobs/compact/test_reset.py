@@ -63,9 +63,9 @@ def test_generation_before_a_gap_is_kept_after_a_reset(tmp_path, tmp_path_factor
     for path in files_in(lab.store / "segments", "**/*"):
         if path.is_file():
             os.utime(path, ns=(path.stat().st_mtime_ns - 10**15,) * 2)  # 11 days
-    done = vacuum.run(VacuumOptions(str(lab.store)), Silent())
-    assert done.deleted == {}
-    assert [(kept["generation"], kept["bytes"] > 0) for kept in done.kept] == [(1, True)]
+    vacuumed = vacuum.run(VacuumOptions(str(lab.store)), Silent())
+    assert vacuumed.deleted == {}
+    assert [(kept["generation"], kept["bytes"] > 0) for kept in vacuumed.kept] == [(1, True)]
     assert _restored(lab, "much later", 1) == want
     given_up = vacuum.run(VacuumOptions(str(lab.store), give_up=TopicFilter(("t",))), Silent())
     deleted = given_up.deleted["t", 0]

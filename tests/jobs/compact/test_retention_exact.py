@@ -110,8 +110,8 @@ def test_the_report_counts_expired_records(runs):
     assert first.work.counters["dropped_expired"] == n > 0
     assert not first.log.compacted and first.log.expired == ()
     assert "older than retention.ms" in runs.reports[0].to_text()
-    [said] = [p for p in runs.reports[0].to_json()["partitions"] if p["topic"] == "plain"]
-    assert said["dropped_expired"] == n
+    [partitions] = [p for p in runs.reports[0].to_json()["partitions"] if p["topic"] == "plain"]
+    assert partitions["dropped_expired"] == n
     history = runs.lab.state().histories()["plain", 0]
     assert [run.dropped_expired for run in history if run.generation_after == 1] == [n]
     assert json.loads(history[0].settings)["retention_exact"] is True
@@ -213,7 +213,7 @@ def test_verify_distinguishes_runs_with_retention_only(now_ms, tmp_path, monkeyp
     by_mistake = settings("threads", now_ms, oldest + 1)
     by_mistake["topics"]["both"] |= {"retention.exact": False, "min.cleanable.dirty.ratio": 1.0}
     report = lab.run(now_ms, settings=by_mistake)
-    assert [one.segments for one in by_topic(report)["both"].log.expired] == [1]
+    assert [entry.segments for entry in by_topic(report)["both"].log.expired] == [1]
     [run] = lab.state().histories()["both", 0]
     assert not run.compacted
     assert verified(lab)[0] == 0
@@ -250,6 +250,6 @@ def test_verify_accepts_removal_of_a_record_without_timestamp_in_a_cleaned_segme
         (folder / f"{base:020d}.log").write_bytes(data_batch(base, records).data)
         os.utime(folder / f"{base:020d}.log", (oldest // 1000 - 60,) * 2)
     report = lab.run(now_ms, settings=settings("threads", now_ms, oldest))
-    assert [one.reason for one in by_topic(report)["both"].log.expired] == ["time"]
+    assert [entry.reason for entry in by_topic(report)["both"].log.expired] == ["time"]
     code, text = verified(lab)
     assert code == 0, text

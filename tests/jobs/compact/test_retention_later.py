@@ -1,4 +1,4 @@
-"""Retention where the archive grows, loses and gets back files, or settings change between runs."""
+"""Retention with an archive that grows, loses or regains files, or with changed settings between runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write(lab: Lab, text: str = LOG) -> Path:
     return write_partition(lab.archive / "t-0", text).folder
 
 
-def lose(folder: Path, *bases: int) -> None:
+def delete_segments(folder: Path, *bases: int) -> None:
     for base in bases:
         for path in folder.glob(f"{base:020d}.*"):
             path.unlink()
@@ -56,8 +56,8 @@ def verified(lab: Lab) -> VerifyReport:
     return verify.run(VerifyOptions(None, store=str(lab.store), config=parse_config({})), Silent())
 
 
-def took(report: Any) -> list[tuple[str, int]]:
-    return [(one.reason, one.segments) for one in by_topic(report)["t"].log.expired]
+def expired_by_rule(report: Any) -> list[tuple[str, int]]:
+    return [(entry.reason, entry.segments) for entry in by_topic(report)["t"].log.expired]
 
 
 def test_records_of_an_accepted_gap_are_read_when_restored(lab):
@@ -65,10 +65,10 @@ def test_records_of_an_accepted_gap_are_read_when_restored(lab):
     folder = write(lab)
     missing = folder / f"{2:020d}.log"
     data = missing.read_bytes()
-    lose(folder, 2)
+    delete_segments(folder, 2)
     settings = policy("delete", ms=LIMIT_MS)
     now = 1000 + LIMIT_MS + 500  # the first segment alone is past its time
-    assert took(lab.run(now, settings=settings, overrides={"gaps": "accept"})) == [("time", 1)]
+    assert expired_by_rule(lab.run(now, settings=settings, overrides={"gaps": "accept"})) == [("time", 1)]
     missing.write_bytes(data)
     report = lab.run(now, settings=settings)
     read = [s.base_offset for s in lab.state().current()[1]["t", 0]]
@@ -96,7 +96,7 @@ def test_empty_generation_is_written_once(lab, sealed, words):
     assert list(lab.run(20_000, settings=settings, sealed=True).generations.values()) == [1]
     for _ in range(2):
         again = lab.run(20_000, settings=settings, sealed=sealed)
-        assert took(again) == []
+        assert expired_by_rule(again) == []
         assert again.generations == {}
 
 
@@ -105,7 +105,7 @@ def test_policy_of_the_command_line_disables_expiry(lab):
     write(lab)
     settings = {"defaults": {"cleanup.policy": "compact,delete", "retention.ms": 0, "min.cleanable.dirty.ratio": 0.0}}
     report = lab.run(20_000, settings=settings, topics=TopicFilter(("t",)), cleanup_policy="compact", sealed=True)
-    assert took(report) == []
+    assert expired_by_rule(report) == []
 
 
 @pytest.mark.parametrize("words", ["delete", "compact,delete"])
@@ -114,8 +114,8 @@ def test_segments_deleted_by_the_broker_above_our_retention_are_a_gap(lab, words
     folder = write(lab)
     settings = policy(words, ms=LIMIT_MS)
     settings["defaults"]["min.cleanable.dirty.ratio"] = 1.0
-    assert took(lab.run(1500 + LIMIT_MS, settings=settings)) == [("time", 1)]
-    lose(folder, 0, 2)
+    assert expired_by_rule(lab.run(1500 + LIMIT_MS, settings=settings)) == [("time", 1)]
+    delete_segments(folder, 0, 2)
     before = lab.state().current()
     report = lab.run(2500 + LIMIT_MS, settings=settings)
     assert by_topic(report)["t"].problem.state == "gap"
@@ -125,9 +125,9 @@ def test_segments_deleted_by_the_broker_above_our_retention_are_a_gap(lab, words
 def test_verify_notes_removed_segments_that_it_cannot_check(lab):
     """The archive lost the expired segments. Their age is unknown, so verify must report this."""
     folder = write(lab)
-    assert took(lab.run(2500 + LIMIT_MS, settings=policy("delete", ms=LIMIT_MS))) == [("time", 2)]
+    assert expired_by_rule(lab.run(2500 + LIMIT_MS, settings=policy("delete", ms=LIMIT_MS))) == [("time", 2)]
     assert verified(lab).all_not_checked == []
-    lose(folder, 0, 2)
+    delete_segments(folder, 0, 2)
     report = verified(lab)  # the first leader epoch still begins at 0: a lost beginning, which the store has read
     assert report.exit_code == 0
     assert report.all_not_checked != []
@@ -140,7 +140,7 @@ def test_verify_notes_removed_segments_that_it_cannot_check(lab):
 def test_verify_uses_the_timestamps_of_retention(lab):
     """Records without a timestamp count by their segment's largest one; by its file's time only where it has none."""
     write(lab, "a=1~-1 b=1~-1 | {ts=2000} c=1 || {ts=900000} d=1")
-    assert took(lab.run(901_000, settings=policy("delete", ms=LIMIT_MS))) == [("time", 1)]
+    assert expired_by_rule(lab.run(901_000, settings=policy("delete", ms=LIMIT_MS))) == [("time", 1)]
     report = verified(lab)
     assert report.exit_code == 0, report.to_text()
 
@@ -150,7 +150,7 @@ def test_segment_that_crosses_the_high_watermark_is_kept(lab):
     write(lab, "{ts=1000} a=1 || {ts=2000} a=2 | {ts=900000} a=3")
     offset_checkpoint(lab.archive / "replication-offset-checkpoint", {"t-0": 2})
     report = lab.run(950_000, settings=policy("delete", ms=100_000), sealed=True)
-    assert took(report) == [("time", 1)]
+    assert expired_by_rule(report) == [("time", 1)]
 
 
 def test_leader_epochs_of_later_generations_begin_at_the_log_start(lab):
@@ -160,13 +160,13 @@ def test_leader_epochs_of_later_generations_begin_at_the_log_start(lab):
     write(lab, text)
     settings = policy("compact,delete", ms=LIMIT_MS)
     settings["defaults"]["min.cleanable.dirty.ratio"] = 1.0
-    assert took(lab.run(2500 + LIMIT_MS, settings=settings)) == [("time", 2)]
+    assert expired_by_rule(lab.run(2500 + LIMIT_MS, settings=settings)) == [("time", 2)]
     first = (lab.folder() / "leader-epoch-checkpoint").read_text()
     assert first == "0\n1\n2 4\n"
     write(lab, f"{text} || {{ts=5000 leader=2}} a=5")
     settings["defaults"]["min.cleanable.dirty.ratio"] = 0.0
     report = lab.run(2500 + LIMIT_MS, settings=settings)
-    assert list(report.generations.values()) == [2] and took(report) == []
+    assert list(report.generations.values()) == [2] and expired_by_rule(report) == []
     assert (lab.folder() / "leader-epoch-checkpoint").read_text() == first
 
 
@@ -190,7 +190,7 @@ def test_runs_command_counts_expired_records(lab):
     write(lab)
     report = lab.run(20_000, settings=policy("compact,delete", ms=0), sealed=True)
     assert [s.records for s in lab.state().current()[1]["t", 0]] == [0]
-    assert sum(one.records for one in by_topic(report)["t"].log.expired) > 0
+    assert sum(entry.records for entry in by_topic(report)["t"].log.expired) > 0
     [run] = runs.run(RunsOptions(str(lab.store)), Silent()).to_json()["runs"]
     [partition] = run["partitions"]
     assert partition["bytes_after"] == 0

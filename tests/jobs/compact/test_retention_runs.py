@@ -44,8 +44,8 @@ class Runs:
 
     def expired(self, number: int, topic: str) -> list[tuple[str, int]]:
         """Return (rule, segments) of a run."""
-        [found] = [r for r in self.reports[number].results if r.topic == topic]
-        return [(one.reason, one.segments) for one in found.log.expired]
+        [results] = [r for r in self.reports[number].results if r.topic == topic]
+        return [(entry.reason, entry.segments) for entry in results.log.expired]
 
 
 def settings(now_ms: int, oldest_ms: int) -> dict[str, Any]:
@@ -111,9 +111,9 @@ def test_store_without_expiry_state_reports_reappeared_segments(runs):
     checkpoint = runs.lab.state().checkpoints()["plain", 0]
     archived = listed(str(runs.lab.archive)).partitions["plain", 0]
     manifest = runs.lab.state().current()[1]["plain", 0]
-    given = archived, checkpoint, manifest, str(runs.lab.store)
-    assert input_from_generation(*given, "fail").log_start_offset == checkpoint.log_start_offset
-    problem = input_from_generation(archived, replace(checkpoint, expired_until=0), *given[2:], "fail")
+    arguments = archived, checkpoint, manifest, str(runs.lab.store)
+    assert input_from_generation(*arguments, "fail").log_start_offset == checkpoint.log_start_offset
+    problem = input_from_generation(archived, replace(checkpoint, expired_until=0), *arguments[2:], "fail")
     assert isinstance(problem, Problem) and problem.state == "gap"
 
 
@@ -125,7 +125,7 @@ def test_verify_and_report_accept_expired_segments(runs):
     assert f"; the log starts at offset {runs.bases[1]:,} now" in text
     [plain] = [p for p in runs.reports[2].to_json()["partitions"] if p["topic"] == "plain"]
     assert plain["log_start_offset"] == runs.bases[3]
-    assert [(one["reason"], one["segments"]) for one in plain["expired"]] == [("time", 2)]
+    assert [(entry["reason"], entry["segments"]) for entry in plain["expired"]] == [("time", 2)]
     dry = runs.lab.run(runs.now_ms, settings=settings(runs.now_ms, runs.largest[4] + 1), dry_run=True)
     assert "would expire: plain-0: " in dry.to_text()
     assert dry.generations == {}

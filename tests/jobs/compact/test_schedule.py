@@ -1,4 +1,4 @@
-"""The schedule of runs by yield: a dry run shows what `compact` then does, budgets hold, and runs learn."""
+"""Schedule of runs by yield: a dry run predicts the run, budgets are observed, and runs use earlier results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from lastkey.jobs.command.cli import main
 from lastkey.udfs.compact.plan import PartitionResult
 from tests.builders.logs import START_MS
-from tests.builders.nights import DAY, SETTINGS, Kept, Nights
+from tests.builders.nights import DAY, SETTINGS, Kept, NightlyArchive
 from tests.builders.trees import tree
 
 KEYS, HOT = 1500, 30
@@ -31,8 +31,10 @@ def _batches(names: Sequence[int]) -> str:
     return "|".join(" ".join(records[at : at + 25]) for at in range(0, len(records), 25))
 
 
-def _begun(root: Path, nights: int = 6, *, hot: float = 0.9, **settings: Any) -> tuple[Nights, np.random.Generator]:
-    made, rng = Nights(root), np.random.default_rng(1)
+def _begun(
+    root: Path, nights: int = 6, *, hot: float = 0.9, **settings: Any
+) -> tuple[NightlyArchive, np.random.Generator]:
+    made, rng = NightlyArchive(root), np.random.default_rng(1)
     made.settings = {
         name: SETTINGS[name]
         for name in ("cleanup.policy", "compaction.schedule", "index.interval.bytes", "min.cleanable.dirty.ratio")
@@ -50,28 +52,28 @@ def _begun(root: Path, nights: int = 6, *, hot: float = 0.9, **settings: Any) ->
     return made, rng
 
 
-def _dry_run(nights: Nights, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+def _dry_run(nights: NightlyArchive, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
     """Return the partition of `compact --dry-run --json`."""
     settings = nights.root / "settings.toml"
     lines = [f'"{name}" = {json.dumps(value)}' for name, value in nights.settings.items()]
     settings.write_text("\n".join(["[defaults]", *lines, "[job]", 'engine = "threads"']))
     lab, now = nights.lab(), START_MS + len(nights.segments) * DAY
     capsys.readouterr()
-    given = ["compact", str(lab.archive), "--store", str(lab.store), "--config", str(settings), "--now", str(now)]
-    assert main([*given, *options, "--dry-run", "--json"]) == 0
+    arguments = ["compact", str(lab.archive), "--store", str(lab.store), "--config", str(settings), "--now", str(now)]
+    assert main([*arguments, *options, "--dry-run", "--json"]) == 0
     [partition] = json.loads(capsys.readouterr().out)["partitions"]
-    assert main([*given, *options, "--dry-run"]) == 0
+    assert main([*arguments, *options, "--dry-run"]) == 0
     assert "t-0: would clean " in capsys.readouterr().out
     return dict(partition)
 
 
-def _result(nights: Nights, **options: Any) -> PartitionResult:
+def _result(nights: NightlyArchive, **options: Any) -> PartitionResult:
     [result] = nights.run(**options).results
     return result
 
 
 @pytest.fixture(scope="module")
-def six_nights(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+def sixth_night_archive(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     root = tmp_path_factory.mktemp("schedule")
     return Kept(_begun(root / "now", **{"compaction.min.yield": 0.1})[0], root / "kept")
 
@@ -79,16 +81,16 @@ def six_nights(tmp_path_factory: pytest.TempPathFactory) -> Kept:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--set", "compaction.min.yield=0.2"), ("--io-budget", "100000")])
 def test_compact_rewrites_the_segments_of_its_dry_run(
-    six_nights: Kept, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+    sixth_night_archive: Kept, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
-    nights = six_nights.again()
+    nights = sixth_night_archive.again()
     before = tree(nights.lab().store)
     planned = _dry_run(nights, capsys, *options)
     assert tree(nights.lab().store) == before
-    given = {
+    options_by_name = {
         "--set": {"overrides": options[1:]}, "--io-budget": {"io_budget": 100_000}
     }  # fmt: skip
-    result = _result(nights, **given.get(options[0], {}) if options else {})
+    result = _result(nights, **options_by_name.get(options[0], {}) if options else {})
     assert [s["reason"] for s in planned["schedule"]] == [s.reason for s in result.schedule]
     assert [s["dead_records"] for s in planned["schedule"]] == [s.dead_records for s in result.schedule]
     rewritten = {s.base_offset for s in result.schedule if s.reason != "kept"}

@@ -115,8 +115,8 @@ def _under_another_story(lab: Lab) -> None:
 def test_report_names_the_strategy(tmp_path: Path) -> None:
     drawn(random.Random(1), tmp_path / "archive")
     tables = {"topics": {"t": {"cleanup.policy": "compact", "compaction.strategy": "timestamp"}}}
-    given = ReportOptions(str(tmp_path / "archive"), "", now_ms=2_000_000_000_000, config=parse_config(tables))
-    [profile] = profile_archive(given, Silent()).profiles
+    options = ReportOptions(str(tmp_path / "archive"), "", now_ms=2_000_000_000_000, config=parse_config(tables))
+    [profile] = profile_archive(options, Silent()).profiles
     assert profile.notes == ("t-0: dead records are counted by offset, not by timestamp",)
 
 

@@ -56,15 +56,15 @@ def test_conversion_to_magic_3_and_back_restores_the_archive(archive: Path, tmp_
     back = run(tmp_path / "v3", tmp_path / "v2", "v2")
     assert back.exit_code == 0
     assert read_tree(archive) == before
-    found, found_times = read_tree(tmp_path / "v2"), modification_times(tmp_path / "v2")
+    files, found_times = read_tree(tmp_path / "v2"), modification_times(tmp_path / "v2")
     for path, data in before.items():
         if path.endswith(".log") and "txn-zstd" in path:
-            assert decode_log(found[path]) == decode_log(data)
+            assert decode_log(files[path]) == decode_log(data)
         elif not (path.endswith((".index", ".timeindex")) and (torn.stem in path or "txn-zstd" in path)):
-            assert found[path] == data, path
+            assert files[path] == data, path
         if not path.endswith((".index", ".timeindex")):  # made again, and dated as their logs
             assert found_times[path] == times[path], path
-    assert found.keys() == before.keys()
+    assert files.keys() == before.keys()
     for side in (tmp_path / "v3", tmp_path / "v2"):
         checked = verify.run(VerifyOptions(archive=str(side), config=CONFIG), Silent())
         assert checked.exit_code == 0, checked.to_text()
@@ -100,10 +100,10 @@ def test_restore_of_a_generation_in_magic_3_gives_the_same_log(
 
 def test_store_refuses_a_converted_archive(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
     """In the archive's place, the partitions of which a batch changed are problems, and nothing is written."""
-    given = {"defaults": {"cleanup.policy": "compact", "null.keys": "drop"}, "job": {"engine": "threads"}}
+    config = {"defaults": {"cleanup.policy": "compact", "null.keys": "drop"}, "job": {"engine": "threads"}}
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
     store = tmp_path / "store"
-    made = CompactOptions(str(archive), str(store), now_ms=now_ms, config=parse_config(given), force=True)
+    made = CompactOptions(str(archive), str(store), now_ms=now_ms, config=parse_config(config), force=True)
     assert compact.run(made, Silent()).exit_code == 0
     run(archive, tmp_path / "v3", "v3")
     before = read_tree(store / "segments")
@@ -126,9 +126,9 @@ def test_damaged_log_is_reported_and_skipped(archive: Path, tmp_path: Path, caps
     code = cli.main(
         ["convert", str(archive), "--to", "v3", "--output", str(tmp_path / "v3"), "--engine", "threads", "--json"]
     )
-    found = json.loads(capsys.readouterr().out)
-    assert code == found["exit_code"] == 3
-    assert [(p["kind"], p["path"]) for p in found["problems"]] == [("crc", str(log.relative_to(archive)))]
+    report = json.loads(capsys.readouterr().out)
+    assert code == report["exit_code"] == 3
+    assert [(p["kind"], p["path"]) for p in report["problems"]] == [("crc", str(log.relative_to(archive)))]
     assert not (tmp_path / "v3" / log.relative_to(archive)).exists()
     missing = {str(p.relative_to(archive)) for p in archive.rglob("*.log")} - {
         str(p.relative_to(tmp_path / "v3")) for p in (tmp_path / "v3").rglob("*.log")

@@ -35,21 +35,21 @@ def archive(cases: dict[str, Case], tmp_path: Path) -> Path:
 
 
 def test_rerun_completes_a_killed_conversion(archive: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    asked = request.config.getoption("--attack-cases") or 8
-    call = f"killed_runs(Path({str(archive)!r}), Path({str(tmp_path)!r}), 31, {asked})"
+    n_cases = request.config.getoption("--attack-cases") or 8
+    call = f"killed_runs(Path({str(archive)!r}), Path({str(tmp_path)!r}), 31, {n_cases})"
     code = f"from pathlib import Path; from tests.builders.killed_conversions import killed_runs; {call}"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["moments"] > 100
-    assert found["killed"] >= asked
-    assert found["kept"] > 0
+    assert completed.returncode == 0, completed.stderr
+    report = json.loads(completed.stdout.splitlines()[-1])
+    assert report["moments"] > 100
+    assert report["killed"] >= n_cases
+    assert report["kept"] > 0
 
 
 def test_conversion_with_other_options_or_changed_archive_is_refused(archive: Path, tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_rerun_reads_an_unreadable_log_again(archive: Path, tmp_path: Path) -> N
 
 
 def test_two_conversions_cannot_write_to_one_folder(archive: Path, tmp_path: Path) -> None:
-    def twice() -> None:
+    def convert_twice() -> None:
         with raises_kind(LOG_DIRECTORY_IN_USE):
             run(archive, tmp_path / "out")
 
-    with at_step("archive converted", twice):
+    with at_step("archive converted", convert_twice):
         run(archive, tmp_path / "out")

@@ -74,7 +74,7 @@ def test_columns_equal_those_of_the_kafka_source_of_spark(spark, archive):
     "options", [{}, pytest.param({"badRecords": "quarantine"}, marks=pytest.mark.slow)], ids=["fail", "quarantine"]
 )
 @pytest.mark.slow
-def test_rows_come_through_spark_unchanged(spark, archive, name, options):
+def test_spark_leaves_rows_unchanged(spark, archive, name, options):
     assert_rows(load(spark, archive, name, **options), read(name, archive, **options))
 
 
@@ -116,25 +116,25 @@ place = itemgetter(2, 3, 4)  # topic, partition, offset
 def filtered(spark, archive) -> dict[str, list[tuple[Any, ...]]]:
     """Return the rows of each condition by an independent evaluation: Spark on a local table."""
     table = spark.createDataFrame(read("kafka_log", archive))
-    found = table.select("*", *(expr(text.format(ms=START_MS)).alias(f"f{i}") for i, text in enumerate(FILTERS)))
-    rows = found.collect()
+    columns = table.select("*", *(expr(text.format(ms=START_MS)).alias(f"f{i}") for i, text in enumerate(FILTERS)))
+    rows = columns.collect()
     return {text: [row[: len(table.columns)] for row in rows if row[f"f{i}"]] for i, text in enumerate(FILTERS)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("condition", FILTERS)
 def test_pushed_down_filters_select_the_same_rows(pushing, archive, filtered, condition):
-    found = load(pushing, archive, pushFilters="true").where(condition.format(ms=START_MS)).collect()
-    assert sorted(found, key=place) == sorted(filtered[condition], key=place)
-    assert len(found) < 14
+    rows = load(pushing, archive, pushFilters="true").where(condition.format(ms=START_MS)).collect()
+    assert sorted(rows, key=place) == sorted(filtered[condition], key=place)
+    assert len(rows) < 14
 
 
 @pytest.mark.slow
 def test_filters_without_push_down_select_the_same_rows(spark, archive, filtered):
     frame = load(spark, archive, pushFilters="true")
     for condition in FILTERS[:2]:
-        found = frame.where(condition.format(ms=START_MS)).collect()
-        assert sorted(found, key=place) == sorted(filtered[condition], key=place)
+        rows = frame.where(condition.format(ms=START_MS)).collect()
+        assert sorted(rows, key=place) == sorted(filtered[condition], key=place)
 
 
 @pytest.mark.slow
@@ -152,8 +152,8 @@ def test_filter_of_a_query_does_not_affect_the_next_query(pushing, archive):
     frame = load(pushing, archive)
     n = frame.count()
     assert frame.where("offset > 2").count() < n == frame.count() == frame.select().count()
-    one = frame.where("topic = 'orders' AND offset = 1").select("topic", "partition")
-    assert frame.join(one, ["topic", "partition"]).count() == frame.where("topic = 'orders'").count() > 1
+    query = frame.where("topic = 'orders' AND offset = 1").select("topic", "partition")
+    assert frame.join(query, ["topic", "partition"]).count() == frame.where("topic = 'orders'").count() > 1
     pushing.sql(f"CREATE OR REPLACE TEMPORARY VIEW looked_at USING kafka_log OPTIONS (path '{archive}')")
     counts = [pushing.sql(f"SELECT 1 FROM looked_at {where}").count() for where in ("", "WHERE offset = 0", "")]
     assert counts[0] == counts[2] == n > counts[1]
@@ -216,9 +216,9 @@ def test_paths_with_special_characters_are_read(archive, tmp_path):
 @pytest.mark.slow
 def test_a_view_in_sql_reads_records(spark, archive):
     spark.sql(f"CREATE TEMPORARY VIEW orders USING kafka_log OPTIONS (path '{archive}', topics 'orders')")
-    found = spark.sql("SELECT string(key) AS k, max(offset) AS last FROM orders GROUP BY key ORDER BY k")
+    rows_read = spark.sql("SELECT string(key) AS k, max(offset) AS last FROM orders GROUP BY key ORDER BY k")
     rows = [(None, 4), ("a", 7), ("b", 5), ("c", 2), ("d", 8), ("e", 9), ("z", 1)]
-    assert_df_equality(found, spark.createDataFrame(rows, "k string, last bigint"))
+    assert_df_equality(rows_read, spark.createDataFrame(rows, "k string, last bigint"))
     spark.catalog.dropTempView("orders")
 
 
@@ -348,13 +348,13 @@ def test_spark_reports_damage(spark, tmp_path):
 
 def test_options_of_sparks_kafka_source_are_accepted(archive):
     """Options for connections to brokers have no effect; options that select records have Spark's meaning."""
-    given = {
+    options = {
         "kafka.bootstrap.servers": "localhost:9092", "kafkaConsumer.pollTimeoutMs": "1", "failOnDataLoss": "false",
         "groupIdPrefix": "g", "minPartitions": "1",
     }  # fmt: skip
-    assert read("kafka_log", archive, subscribe="users,unknown", **given).num_rows == 2
-    assert read("kafka_log", archive, subscribePattern="ord.*", **given).num_rows == 12
-    assert read("kafka_log", archive, assign='{"orders":[1],"users":[0]}', **given).num_rows == 5
+    assert read("kafka_log", archive, subscribe="users,unknown", **options).num_rows == 2
+    assert read("kafka_log", archive, subscribePattern="ord.*", **options).num_rows == 12
+    assert read("kafka_log", archive, assign='{"orders":[1],"users":[0]}', **options).num_rows == 5
 
 
 def test_data_source_does_not_use_the_jvm():

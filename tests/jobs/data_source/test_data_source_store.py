@@ -17,7 +17,7 @@ from lastkey.logformat.listing import Segment
 from tests.builders.archives import HOUR, Lab, only_input, put
 from tests.builders.errors import raises_kind
 from tests.builders.logs import log_text, write_partition, write_segment
-from tests.builders.nights import run_nights
+from tests.builders.nights import run_every_night
 from tests.builders.sources import BY_NAME, _Partition, list_tasks, parse_options, read
 from tests.builders.stores import commit_with_files, manifest_segments, row, run_id
 from tests.golden import golden
@@ -76,8 +76,8 @@ def made(tmp_path_factory) -> Store:
 
 
 def keys(path=None, **options: str) -> list[tuple[str, int, bytes]]:
-    found = read("kafka_log", path, columns="topic,offset,key", **options).to_pylist()
-    return [(r["topic"], r["offset"], r["key"]) for r in found]
+    rows = read("kafka_log", path, columns="topic,offset,key", **options).to_pylist()
+    return [(r["topic"], r["offset"], r["key"]) for r in rows]
 
 
 def test_current_and_older_generations_are_read(made):
@@ -97,9 +97,9 @@ def test_marker_in_the_archive_decides_transactions_in_the_store(tmp_path):
     write_segment(lies.folder(3), "{pid=1 txn} b=2@1 | a=5@4")
     write_partition(lies.archive / "t-0", "a=1 b=2 a=3 || c=4 a=5 || {pid=1 abort} | e=7")
     lies.commit(3, 7, [lies.segment(3, 0, 5, "store"), lies.segment(3, 5, 7, "archive")])
-    given = {"store": str(lies.store), "topics": "t"}
-    assert [offset for _, offset, _ in keys(**given)] == [1, 4, 6]
-    assert [offset for _, offset, _ in keys(isolationLevel="read_committed", **given)] == [4, 6]
+    options = {"store": str(lies.store), "topics": "t"}
+    assert [offset for _, offset, _ in keys(**options)] == [1, 4, 6]
+    assert [offset for _, offset, _ in keys(isolationLevel="read_committed", **options)] == [4, 6]
 
 
 def test_moved_archive_can_be_named_by_option(made, tmp_path):
@@ -132,7 +132,7 @@ def test_a_missing_generation_store_or_topic_is_refused(made, tmp_path):
 
 
 def test_generation_with_logs_in_folders_of_earlier_generations_is_read(tmp_path):
-    lab = run_nights(tmp_path)
+    lab = run_every_night(tmp_path)
     current = lab.state().current()
     segments = current[1]["t", 0]
     folders = {segment.path.rpartition("/")[0] for segment in segments if segment.root == "store"}
@@ -170,8 +170,8 @@ def test_generations_written_by_compact_are_read(spark, tmp_path, tmp_path_facto
     assert comparable_rows(read("kafka_log", None, store=str(lab.store), splitBytes="3000").to_pylist()) == second
     frame = spark.read.format("kafka_log").option("store", str(lab.store)).option("generation", "2").load()
     columns = "topic string, offset bigint, key binary, value binary"
-    found = frame.select("topic", "offset", "key", "value")
-    assert_df_equality(found, spark.createDataFrame(second, columns), ignore_row_order=True)
+    frame_rows = frame.select("topic", "offset", "key", "value")
+    assert_df_equality(frame_rows, spark.createDataFrame(second, columns), ignore_row_order=True)
     assert log_text(*[lab.path(s) for s in manifest_segments(lab.state(), "s-plain", 0)][:1])
 
 

@@ -246,10 +246,10 @@ def test_unreadable_partition_at_the_start_of_a_stream_is_reported(tmp_path):
     copy = archive / "copy" / "t-1"
     shutil.copytree(archive / "t-1", copy)
     aside = {"path": str(archive), "badRecords": "quarantine"}
-    told = pa.schema([*SCHEMA, problem_field()])
+    schema = pa.schema([*SCHEMA, problem_field()])
 
     def stream(**options: str) -> StreamReader:
-        return StreamReader(KafkaLog({**aside, **options}).parsed(), told)
+        return StreamReader(KafkaLog({**aside, **options}).parsed(), schema)
 
     for options in ({}, {"startingTimestamp": "1700000000001"}):
         with pytest.raises(
@@ -347,8 +347,8 @@ def test_damage_before_the_end_of_a_log_is_reported_and_skipped(tmp_path):
     path.write_bytes(data)
     with pytest.raises(LogFormatError, match="at byte 70"):
         reader(archive).latestOffset({"t": {"0": 0}}, ReadAllAvailable())
-    told = pa.schema([SCHEMA.field("value"), problem_field()])
-    stream = StreamReader(KafkaLog({"path": str(archive), "badRecords": "quarantine"}).parsed(), told)
+    schema = pa.schema([SCHEMA.field("value"), problem_field()])
+    stream = StreamReader(KafkaLog({"path": str(archive), "badRecords": "quarantine"}).parsed(), schema)
 
     def found(start: dict, end: dict) -> list:
         batches = [batch for task in stream.partitions(start, end) for batch in stream.read(task)]

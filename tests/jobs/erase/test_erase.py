@@ -92,8 +92,8 @@ def test_erasure_removes_only_the_keys(tmp_path: Path) -> None:
     assert vacuumed(world).exit_code == 0
     assert find_keys([b"ann"], world.lab.store) == []
     assert world.erase("ann", check=True, no_archive=True).result == "erased"
-    told = [(r["job"], r["result"]) for r in erasure_rows(world.lab.store)]
-    assert told == [("erase", "vacuum_needed"), ("erase --check", "erased")]
+    results = [(r["job"], r["result"]) for r in erasure_rows(world.lab.store)]
+    assert results == [("erase", "vacuum_needed"), ("erase --check", "erased")]
 
 
 @pytest.mark.parametrize("recompress", [False, True])
@@ -469,10 +469,10 @@ def test_erasure_of_a_store_in_a_bucket_succeeds(tmp_path: Path) -> None:
     archive, store = f"{BUCKET}/archive", f"{BUCKET}/store"
     write_partition(tmp_path / "archive" / "t-0", "ann=1 bob=1 || cem=1 | ann=2")
     world = Erasures(tmp_path)
-    given = {"config": world.config, "now_ms": NOW, "force": True}
+    options = {"config": world.config, "now_ms": NOW, "force": True}
     with s3_server():
         put(tmp_path / "archive", archive)
-        compact.run(CompactOptions(archive, store, **given), Silent())
+        compact.run(CompactOptions(archive, store, **options), Silent())
         report = erase.run(world.options("ann", store=store), Silent())
         assert (report.exit_code, report.result) == (0, "vacuum_needed"), report.to_text()
         assert vacuum.run(VacuumOptions(store, erased=True), Silent()).exit_code == 0
@@ -480,12 +480,12 @@ def test_erasure_of_a_store_in_a_bucket_succeeds(tmp_path: Path) -> None:
         root = open_root(f"{archive}/t-0")
         other = checkpoints.write_partition_metadata(UUID(int=5))
         write_file(root, "partition.metadata", other)
-        again = CompactOptions(archive, store, reset=T, hmac_key=world.hmac_key, **given)
+        again = CompactOptions(archive, store, reset=T, hmac_key=world.hmac_key, **options)
         assert compact.run(again, Silent()).results[0].work.counters["dropped_erased"] == 2
 
 
 @pytest.fixture
-def spared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Erasures:
+def missed_key_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Erasures:
     """Return a store in which an erasure spared one of the key's records."""
 
     def spare(run: Any, table: Any, stays: Any) -> None:
@@ -500,8 +500,8 @@ def spared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Erasures:
     return world
 
 
-def test_verify_reports_a_record_that_was_not_erased(spared: Erasures) -> None:
-    assert ["no record of a key of which any was erased" in str(p) for p in verified(spared)] == [True]
+def test_verify_reports_a_record_that_was_not_erased(missed_key_store: Erasures) -> None:
+    assert ["no record of a key of which any was erased" in str(p) for p in verified(missed_key_store)] == [True]
 
 
 def test_verify_counts_erased_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

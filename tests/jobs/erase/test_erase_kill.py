@@ -47,7 +47,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return world.root
 
 
-def held(world: Erasures) -> dict[str, list[bytes | None]]:
+def keys_by_partition(world: Erasures) -> dict[str, list[bytes | None]]:
     manifests = world.lab.state().current()[1]
     return {key[0]: [r.key for r in read_records(map(world.lab.path, rows))] for key, rows in manifests.items()}
 
@@ -66,14 +66,14 @@ def test_killed_erasure_is_completed_by_the_next_one(
     run.wait_until_reached()
     run.kill()
     assert run.finish()[0] == -signal.SIGKILL
-    assert sum(b"ann" not in keys for keys in held(world).values()) == done
-    assert all({b"bob", b"cem"} <= set(keys) for keys in held(world).values())
+    assert sum(b"ann" not in keys for keys in keys_by_partition(world).values()) == done
+    assert all({b"bob", b"cem"} <= set(keys) for keys in keys_by_partition(world).values())
     assert erasure_rows(store) == []
     assert tree(world.lab.archive) == archive
     expire_leases(store)
     report = world.erase("ann")
     assert (report.exit_code, report.result) == (0, "vacuum_needed"), report.to_text()
-    assert held(world) == {"t": [b"bob", b"cem"], "u": [b"bob", b"cem"]}
+    assert keys_by_partition(world) == {"t": [b"bob", b"cem"], "u": [b"bob", b"cem"]}
     assert [row["job"] for row in erasure_rows(store)] == ["erase"]
     removed = [(name, 1, 2, [4], 2, [[0, 0], [3, 3]]) for name in ("t-0", "u-0")]
     assert removed == [row for row in erased_from(store) if row[0] in ("t-0", "u-0")]  # also of the killed run

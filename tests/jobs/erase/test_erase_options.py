@@ -1,4 +1,4 @@
-"""Ways to tell `erase` what to erase: keys, a key for HMACs that can be read once; the Python API."""
+"""Inputs of `erase`: keys, an HMAC key from a source that can be read once; the Python API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts to bring erased records back, to lose others, and to find what was erased, by every other job."""
+"""Attempts to restore erased records, to lose other records, and to find erased keys, by every other job."""
 
 from __future__ import annotations
 
@@ -198,11 +198,11 @@ def test_report_excludes_files_that_vacuum_keeps(tmp_path: Path) -> None:
     write_partition(world.lab.archive / "other-0", "ann=1 bob=1 || cem=1 || ann=2 || cem=2 |")
     assert world.compact().exit_code == 0
     first = "vacuum --erased deletes it, once these keys are erased from its partition"
-    told = list(map(str, world.erase("ann", check=True).problems))
-    assert any("other-0" in line and "(older)" in line and line.endswith(first) for line in told), told
+    problems = list(map(str, world.erase("ann", check=True).problems))
+    assert any("other-0" in line and "(older)" in line and line.endswith(first) for line in problems), problems
     world.erase("ann", topics=T)
-    told = list(map(str, world.erase("ann", check=True).problems))
-    [other] = [line for line in told if "other-0" in line and "(older)" in line]
+    problems = list(map(str, world.erase("ann", check=True).problems))
+    [other] = [line for line in problems if "other-0" in line and "(older)" in line]
     assert "vacuum --erased leaves it" in other
     assert "erase these keys from its partition first" in other
     folder = next((world.lab.store / "segments" / "other-0").glob("1-*"))
@@ -346,7 +346,7 @@ def test_erasure_during_a_commit_of_another_run_is_a_conflict(tmp_path: Path, wa
     if wait:
         with ThreadPoolExecutor(1) as pool:
             erased = pool.submit(world.erase, "ann", wait=True)
-            other.let_go()
+            other.release()
             assert other.finish()[0] == 0
             assert erased.result().exit_code == 0
         assert world.lab.state().checkpoints()["t", 0].generation == 3
@@ -354,7 +354,7 @@ def test_erasure_during_a_commit_of_another_run_is_a_conflict(tmp_path: Path, wa
     else:
         with pytest.raises(RunningError):
             world.erase("ann")
-        other.let_go()
+        other.release()
         assert other.finish()[0] == 0
         assert erasure_rows(world.lab.store) == []
     assert world.judge() == ""
@@ -441,7 +441,7 @@ def test_different_copy_of_a_referenced_segment_restores_no_erased_key(
     for run in (world.compact, lambda **given: world.erase("bob", **given)):
         report = run()
         assert report.exit_code != 0
-        (problem,) = [one.problem for one in getattr(report, "results", None) or report.erased.results]
+        (problem,) = [result.problem for result in getattr(report, "results", None) or report.erased.results]
         assert (problem.kind, problem.state) == ("changed", "diverged")
         assert "--reset with --hmac-key" in str(problem)
         assert world.lab.state().checkpoints()["t", 0].generation == generation

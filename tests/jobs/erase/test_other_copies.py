@@ -85,7 +85,7 @@ def test_plain_growth_continues(tmp_path: Path) -> None:
     assert verified(world) == []
 
 
-def no_alarm(world: Erasures, *, whole: bool = True, **options: Any) -> None:
+def check_continues_without_problem(world: Erasures, *, whole: bool = True, **options: Any) -> None:
     report = world.compact(**options)
     assert [str(r.problem) for r in report.results if r.problem] == []
     assert report.exit_code == 0
@@ -122,7 +122,9 @@ def test_a_healthy_archive_continues(tmp_path: Path, what: str) -> None:
         report = world.compact()
         assert [str(r.problem) for r in report.results if r.problem] == []
         return
-    no_alarm(world, whole=what not in ("torn", "zeros"), sealed=what == "sealed", dry_run=what == "dry_run")
+    check_continues_without_problem(
+        world, whole=what not in ("torn", "zeros"), sealed=what == "sealed", dry_run=what == "dry_run"
+    )
 
 
 def test_completed_torn_tail_continues(tmp_path: Path) -> None:
@@ -130,11 +132,11 @@ def test_completed_torn_tail_continues(tmp_path: Path) -> None:
     name, grown = last_log(world).name, (*BEFORE[:3], f"{BEFORE[3]} | gus=1")
     write_partition(tmp_path / "grown", "||".join(grown), bases=BASES)
     last_log(world).write_bytes((tmp_path / "grown" / name).read_bytes()[:-5])
-    no_alarm(world, whole=False)
+    check_continues_without_problem(world, whole=False)
     put(world, *grown)
-    no_alarm(world)
+    check_continues_without_problem(world)
     put(world, *grown, "hal=1")
-    no_alarm(world)
+    check_continues_without_problem(world)
     assert b"gus" in {r.key for r in world.current()}
 
 
@@ -146,11 +148,11 @@ def test_high_watermark_inside_a_segment_continues(tmp_path: Path, watermark: in
     offset_checkpoint(at, {"t-0": watermark})
     begun(world)
     assert world.erase("ann").exit_code == 0
-    no_alarm(world)
+    check_continues_without_problem(world)
     at.unlink()
-    no_alarm(world)
+    check_continues_without_problem(world)
     put(world, *BEFORE[:3], f"{text} | hal=1", "ivy=1")
-    no_alarm(world)
+    check_continues_without_problem(world)
     assert b"ann" in {r.key for r in world.current()}
 
 

@@ -29,7 +29,7 @@ from lastkey.udfs.key_search.findings import finding_columns
 from lastkey.udfs.key_search.key_set import KeySet
 from lastkey.udfs.storage import exists, open_root
 from tests.builders.logs import START_MS, write_partition
-from tests.builders.nights import Nights
+from tests.builders.nights import NightlyArchive
 from tests.builders.s3_server import BUCKET, put, s3_server
 from tests.builders.workers import InTurn
 from tests.reference.log import GZIP, data_batch, decode_log
@@ -61,9 +61,9 @@ def searched(
     return sought, rows
 
 
-def draw_history(root: Path, seed: int) -> Nights:
+def draw_history(root: Path, seed: int) -> NightlyArchive:
     """Run some nights by yield over drawn records; leave a dead run, a rollback, and leftovers of a broker."""
-    rng, nights = random.Random(seed), Nights(root)
+    rng, nights = random.Random(seed), NightlyArchive(root)
     nights.settings["segment.bytes"] = 1000
     for night in range(5):
         words = [
@@ -106,16 +106,16 @@ def test_search_finds_every_record_of_the_generations_and_the_archive(tmp_path: 
     wanted = OTHERS[::2]
     sought, rows = searched(store, archive, wanted)
     records = plainly_read(store, archive)
-    found = [r for r in rows if r["searched_as"] == "records"]
-    assert sorted((f"{r['root']}/{r['path']}", r["offset"], r["key"], r["tombstone"]) for r in found) == sorted(
+    record_rows = [r for r in rows if r["searched_as"] == "records"]
+    assert sorted((f"{r['root']}/{r['path']}", r["offset"], r["key"], r["tombstone"]) for r in record_rows) == sorted(
         record for record in records if record[2] in wanted
     )
-    assert {r["certainty"] for r in found} == {"found"}
-    states = {(r["generation"], r["state"]) for r in found if r["root"] == str(store)}
+    assert {r["certainty"] for r in record_rows} == {"found"}
+    states = {(r["generation"], r["state"]) for r in record_rows if r["root"] == str(store)}
     assert {state for _, state in states} == {"current", "older", "dead"}
     assert {state for generation, state in states if generation == 9} == {"dead"}
-    assert {r["state"] for r in found if r["root"] == str(archive)} == {"", "deleted", "delete"}
-    assert {r["topic"] for r in found} == {"t"} and {r["partition"] for r in found} == {0, 1}
+    assert {r["state"] for r in record_rows if r["root"] == str(archive)} == {"", "deleted", "delete"}
+    assert {r["topic"] for r in record_rows} == {"t"} and {r["partition"] for r in record_rows} == {0, 1}
     # every other problem is that of the dead run, whose key files no manifest vouches for
     assert all(DEAD in p.path and p.path.endswith(".keys") for p in sought.problems), sought.problems
     _check_hashes(rows, records, store, wanted)
@@ -372,8 +372,11 @@ def test_files_created_or_changed_during_the_search_are_reported(clean: Path, tm
     write_partition(root / "archive" / "new-0", "a=1")
     with (root / "archive" / "t-0" / "00000000000000000000.log").open("ab") as file:
         file.write(b"more")
-    found = {(p.path.rpartition("/")[2], p.found) for p in appeared_since(places, [archive])}
-    assert {("00000000000000000000.log", "a new file"), ("00000000000000000000.log", "another size or time")} <= found
+    problems_by_file = {(p.path.rpartition("/")[2], p.found) for p in appeared_since(places, [archive])}
+    assert {
+        ("00000000000000000000.log", "a new file"),
+        ("00000000000000000000.log", "another size or time"),
+    } <= problems_by_file
 
 
 def test_logs_are_searched_without_tables(clean: Path, tmp_path: Path) -> None:

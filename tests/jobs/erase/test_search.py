@@ -45,8 +45,8 @@ def lab(tmp_path: Path) -> Path:
 
 
 def check(capsys: pytest.CaptureFixture[str], lab: Path, *words: object) -> tuple[int, dict[str, Any]]:
-    given = ("erase", "--check", "--store", lab / "store", "--hmac-key", lab / "hmac.key", "--engine", "threads")
-    code = main([*map(str, (*given, *words)), "--json"])
+    arguments = ("erase", "--check", "--store", lab / "store", "--hmac-key", lab / "hmac.key", "--engine", "threads")
+    code = main([*map(str, (*arguments, *words)), "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -73,12 +73,12 @@ def test_search_reports_keys_that_were_never_erased(lab: Path, capsys: pytest.Ca
         ("2", "current", 1),
     }
     assert [k["key"] for k in searched["keys"]] == [f"#{key_digest(THERE)[:16]}"]
-    found = proof_rows(proof, "finding")
-    assert {(r["generation"], r["state"], r["offset"], r["tombstone"], r["certainty"]) for r in found} == {
+    findings = proof_rows(proof, "finding")
+    assert {(r["generation"], r["state"], r["offset"], r["tombstone"], r["certainty"]) for r in findings} == {
         (None, "", 0, False, "found"), (None, "", 2, True, "found"), (1, "older", 0, False, "found"),
         (2, "current", 2, True, "found"),
     }  # fmt: skip
-    assert {r["key"] for r in found} == {key_digest(THERE)}
+    assert {r["key"] for r in findings} == {key_digest(THERE)}
     assert [r["key"] for r in proof_rows(proof, "key")] == [key_digest(THERE), key_digest(GONE)]
     [footer] = proof_rows(proof, "footer")
     assert footer["result"] == "found" and footer["rows"]["finding"] == 4
@@ -150,7 +150,7 @@ def test_missing_archive_counts_as_unread(lab: Path, capsys: pytest.CaptureFixtu
 
 
 def test_incompatible_search_options_are_refused(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in (
+    for words, message in (
         ([], "expected keys to look for, found none"),
         (["--key", "xyz", "--key-format", "hex"], "--key, the 1th one: expected hex"),
         (["--key", "k", "--proof", lab / "archive" / "t-0" / "proof"], "--proof"),
@@ -159,7 +159,7 @@ def test_incompatible_search_options_are_refused(lab: Path, capsys: pytest.Captu
         (["--key", "k", "--topics", "other"], "other"),
     ):
         code, report = check(capsys, lab, *words)
-        assert code == 2 and said in json.dumps(report), report
+        assert code == 2 and message in json.dumps(report), report
 
 
 def test_files_of_keys_are_parsed(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_files_of_keys_are_parsed(tmp_path: Path) -> None:
     assert key_set(str(path), ["FF"], "hex").keys.to_pylist() == [b"\xff", b"\0", b"\n\r"]
     path.write_bytes(b"AAo=")
     assert key_set(str(path), [], "base64").keys.to_pylist() == [b"\0\n"]
-    for data, form, said in (
+    for data, form, message in (
         (b"a\n\nb\n", "text", "line 2: expected a key, found an empty line"),
         (b"\xef\xbb\xbfa\n", "text", "line 1: expected a key, found a byte order mark"),
         ("a\n".encode("utf-16"), "text", "line 1: expected a key, found a byte order mark"),
@@ -181,4 +181,4 @@ def test_files_of_keys_are_parsed(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(UsageError) as error:
             key_set(str(path), [], form)  # type: ignore[arg-type]
-        assert said in str(error.value) and "0g" not in str(error.value)
+        assert message in str(error.value) and "0g" not in str(error.value)

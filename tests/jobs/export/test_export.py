@@ -50,13 +50,13 @@ def export(archive: Path | None, output: Path, kind: str = "parquet", **given):
 def records(folder: Path, *, committed: bool = True) -> dict[tuple[int, int], tuple]:
     """Return (partition, offset) -> timestamp, key, value, headers of a topic's records: the slow way."""
     out = {}
-    for one in sorted(folder.parent.glob(f"{folder.name}-*")):
-        batches = [batch for log in files_in(one) for batch in decode_log(log.read_bytes())]
+    for part in sorted(folder.parent.glob(f"{folder.name}-*")):
+        batches = [batch for log in files_in(part) for batch in decode_log(log.read_bytes())]
         shown = committed_offsets(batches)
         for record in (r for batch in batches if not batch.control for r in batch.records):
             if not committed or record.offset in shown:
                 headers = [(key.decode(), value) for key, value in record.headers]
-                place = int(one.name.rpartition("-")[2]), record.offset
+                place = int(part.name.rpartition("-")[2]), record.offset
                 out[place] = record.timestamp, record.key, record.value, headers
     return out
 
@@ -107,16 +107,20 @@ def test_json_lines_keep_bytes_that_are_not_text(spark, tmp_path):
     report = export(archive, tmp_path / "out", "ndjson")
     texts = [file.read_text() for file in (tmp_path / "out" / "t").glob("*.json")]
     lines = [json.loads(line) for text in texts for line in text.splitlines()]
-    found = {(line["partition"], line["offset"]): line for line in lines}
-    assert len(found) == len(lines) == 5
-    assert found[0, 1]["value"] is None
-    assert [found[0, n]["tombstone"] for n in range(3)] == [False, True, False]
-    assert found[0, 2]["key"] is None
-    assert (found[1, 1]["key"], found[1, 1]["value"], found[1, 1]["tombstone"]) == ("", "", False)
-    assert found[1, 0]["timestamp"] == "2023-11-14T22:13:20.000Z"
-    assert found[1, 0]["timestamp_ms"] == START_MS
-    assert base64.b64decode(found[1, 0]["value_malformed"]) == bad
-    assert found[1, 0]["headers"] == [{"key": "h", "value": "AQ=="}, {"key": "h", "value": None}]
+    lines_by_offset = {(line["partition"], line["offset"]): line for line in lines}
+    assert len(lines_by_offset) == len(lines) == 5
+    assert lines_by_offset[0, 1]["value"] is None
+    assert [lines_by_offset[0, n]["tombstone"] for n in range(3)] == [False, True, False]
+    assert lines_by_offset[0, 2]["key"] is None
+    assert (lines_by_offset[1, 1]["key"], lines_by_offset[1, 1]["value"], lines_by_offset[1, 1]["tombstone"]) == (
+        "",
+        "",
+        False,
+    )
+    assert lines_by_offset[1, 0]["timestamp"] == "2023-11-14T22:13:20.000Z"
+    assert lines_by_offset[1, 0]["timestamp_ms"] == START_MS
+    assert base64.b64decode(lines_by_offset[1, 0]["value_malformed"]) == bad
+    assert lines_by_offset[1, 0]["headers"] == [{"key": "h", "value": "AQ=="}, {"key": "h", "value": None}]
     assert report.notes == ["t: 1 value cannot be decoded as string; the bytes are in the column value_malformed"]
 
 
@@ -126,8 +130,8 @@ def test_decoders_write_types_and_keep_malformed_bytes(spark, tmp_path):
     write_partition(archive / "t-0", "a=true b={} c=- d=12345678")
     export(archive, out, "parquet", key_decoder="hex", value_decoder="long")
     table = spark.read.parquet(str(out / "t")).orderBy("offset")
-    found = [(r.key, r.value, r.value_malformed, r.tombstone) for r in table.collect()]
-    assert found == [
+    rows = [(r.key, r.value, r.value_malformed, r.tombstone) for r in table.collect()]
+    assert rows == [
         ("61", None, b"true", False),
         ("62", None, b"{}", False),
         ("63", None, None, True),
@@ -193,10 +197,10 @@ def test_later_of_two_concurrent_exports_into_a_bucket_remains(archive, tmp_path
     """On a disk a lock keeps the second one out; the mark decides in any place."""
     out = tmp_path / "out"
 
-    def taken() -> None:
+    def replace_mark() -> None:
         ExportFolder(open_root(str(out)), job.describe_request(options(archive, out, kind))).begin(["orders", "users"])
 
-    with at_step("files exported", taken), pytest.raises(ConflictError, match="a newer one"):
+    with at_step("files exported", replace_mark), pytest.raises(ConflictError, match="a newer one"):
         export(archive, out, kind, engine="threads")
     assert [path.name for path in out.iterdir()] == [MARK]
     export(archive, out, kind, engine="threads")

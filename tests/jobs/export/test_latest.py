@@ -79,8 +79,8 @@ def damaged(log: Log, rng: random.Random) -> Iterator[None]:
 
 def run_any(place: Place) -> ExportReport:
     """Run, whatever the exit code: an unread batch may be the damaged one."""
-    given = ExportOptions(str(place.archive), output=str(place.output), format="delta", latest=True)
-    return job.run(given, Silent())
+    options = ExportOptions(str(place.archive), output=str(place.output), format="delta", latest=True)
+    return job.run(options, Silent())
 
 
 def killed(place: Place, rng: random.Random) -> None:

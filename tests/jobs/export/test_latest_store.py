@@ -155,7 +155,9 @@ def test_reset_store_is_exported_again_and_damaged_store_is_reported(spark, tmp_
     close(place.logs[0], "c=-")
     grow_and_compact(place, "d=1")
     segments = place.lab.state().current()[1]["t", 0]
-    damaged = place.lab.path(next(one for one in segments if one.size_bytes > 65))  # k, below the table's position
+    damaged = place.lab.path(
+        next(segment for segment in segments if segment.size_bytes > 65)
+    )  # k, below the table's position
     flip(damaged, 65)
     assert {p.kind for p in place.run(3).problems} == {"crc"}
     flip(damaged, 65)

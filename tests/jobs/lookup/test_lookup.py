@@ -99,7 +99,7 @@ def test_a_partition_in_two_places_is_a_problem(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--partition", "order-0", "--offset", "1"], "did you mean orders-0"),
         (["--time", "latests"], "did you mean latest?"),
@@ -120,10 +120,10 @@ def test_a_partition_in_two_places_is_a_problem(tmp_path, capsys):
         (["--queries", "missing.csv", "--output", "a.csv"], "a table of queries"),
     ],
 )
-def test_usage_errors_name_the_expected_value(capsys, arguments, said):
+def test_usage_errors_name_the_expected_value(capsys, arguments, message):
     code, _, err = run(capsys, ARCHIVE, *arguments)
     assert code == 2
-    assert said in err
+    assert message in err
 
 
 def test_sizing_counts_the_bytes_of_the_example(capsys):
@@ -158,7 +158,7 @@ def test_lookup_in_a_store_equals_that_in_the_restored_generation(store, capsys,
         capsys, "--store", store, "--partition", "users-1", "--json", "--offset", 5000, "--time", "latest"
     )
     assert code == 0
-    found, latest = answers(out)
+    answer, latest = answers(out)
     assert latest["answer_offset"] == records(ARCHIVE / "users-1").column("offset")[-1].as_py() + 1
     folder = next((store / "segments" / "users-1").iterdir())
     restored = tmp_path / "users-1"  # the whole generation in one folder, as restore makes it
@@ -168,7 +168,7 @@ def test_lookup_in_a_store_equals_that_in_the_restored_generation(store, capsys,
             shutil.copy2(log, restored / log.name)
     with open_partition(restored) as log:
         place = log.lookup_offset(5000)
-    assert (found["position"], found["batch_last_offset"]) == (place.position, place.last_offset)
+    assert (answer["position"], answer["batch_last_offset"]) == (place.position, place.last_offset)
     assert run(capsys, "--store", store, "--generation", 9, "--offset", 1)[0] == 2
 
 
@@ -198,16 +198,16 @@ def test_queries_of_a_table_are_answered(spark, tmp_path, tmp_path_factory):
     table = pa.table(
         dict(zip(("id", "topic", "partition", "offset", "timestamp"), map(list, zip(*rows, strict=True)), strict=True))
     )
-    found = answered(spark.createDataFrame(table), plans).select("id", "position", "status")
-    assert found.count() == len(rows)
+    answered_rows = answered(spark.createDataFrame(table), plans).select("id", "position", "status")
+    assert answered_rows.count() == len(rows)
     positions = [(i, position if position >= 0 else None) for i, position in expected.items()]
     assert_df_equality(
-        found.where(f"id < {len(positions)}").select("id", "position"),
+        answered_rows.where(f"id < {len(positions)}").select("id", "position"),
         spark.createDataFrame(positions, "id bigint, position bigint"), ignore_row_order=True,
     )  # fmt: skip
     statuses = [(len(rows) - 3, "no_partition"), (len(rows) - 2, "no_partition"), (len(rows) - 1, "no_query")]
     assert_df_equality(
-        found.where(f"id >= {len(positions)}").select("id", "status"),
+        answered_rows.where(f"id >= {len(positions)}").select("id", "status"),
         spark.createDataFrame(statuses, "id bigint, status string"), ignore_row_order=True,
     )  # fmt: skip
 

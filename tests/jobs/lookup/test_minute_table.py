@@ -76,34 +76,34 @@ def test_time_index_table_is_built_queried_and_updated(spark, archive, tmp_path,
         ):
             rows, problems = happened(minute_table(spark, state.root), first, last)
             assert not problems
-            found = {
+            minutes = {
                 (r["topic"], r["partition"]): (r["first_minute_ms"], r["first_offset"], r["minutes"]) for r in rows
             }
-            assert found == expected(archive, first, last)
+            assert minutes == expected(archive, first, last)
 
-    def bring():
+    def refresh_table():
         return refresh(spark, state, archive_plans(str(archive), EVERY_TOPIC, []))
 
-    done = bring()
+    report = refresh_table()
     size = sum(log.stat().st_size for log in files_in(archive, "**/*.log"))
-    assert done == {"segments_read": 4, "bytes_read": size, "segments_kept": 0, "segments_removed": 0}
+    assert report == {"segments_read": 4, "bytes_read": size, "segments_kept": 0, "segments_removed": 0}
     check()
     version = minute_table(spark, state.root).count()
-    assert bring() == {"segments_read": 0, "bytes_read": 0, "segments_kept": 4, "segments_removed": 0}
+    assert refresh_table() == {"segments_read": 0, "bytes_read": 0, "segments_kept": 4, "segments_removed": 0}
     assert minute_table(spark, state.root).count() == version
 
     put(golden(tmp_path_factory)["none-append"].input("none-append-0"), archive / "none-append-0", segments=3)  # grows
     new = files_in(archive / "none-append-0")[2]
-    done = bring()
-    assert (done["segments_read"], done["bytes_read"], done["segments_kept"]) == (1, new.stat().st_size, 4)
+    report = refresh_table()
+    assert (report["segments_read"], report["bytes_read"], report["segments_kept"]) == (1, new.stat().st_size, 4)
     check()
 
     log = files_in(archive / "ts-disorder-0")[1]
     log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])  # another file under an old name, and new ones beside
     write_partition(archive / "other-7", "a=1~60000 b=2~120000")
     shutil.rmtree(archive / "none-append-0")
-    done = bring()
-    assert (done["segments_read"], done["segments_kept"], done["segments_removed"]) == (2, 1, 3)
+    report = refresh_table()
+    assert (report["segments_read"], report["segments_kept"], report["segments_removed"]) == (2, 1, 3)
     topics = minute_table(spark, state.root).select("topic").distinct()
     assert_df_equality(
         topics, spark.createDataFrame([("other",), ("ts-disorder",)], "topic string"), ignore_row_order=True

@@ -1,4 +1,4 @@
-"""`merge`: which batches are taken from which copy, what is refused, and what the report says."""
+"""`merge`: the choice of batches among copies, refused inputs, and the report."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def log(copy: Path, number: int) -> Path:
     return files_in(copy / FOLDER)[number]
 
 
-def hurt(path: Path, batch: int) -> None:
+def flip_bit(path: Path, batch: int) -> None:
     """Flip a bit in the last record of a batch."""
     flip(path, borders(path.read_bytes())[batch] - 2)
 
 
-def only(report: MergeReport) -> MergedPartition:
+def single_partition(report: MergeReport) -> MergedPartition:
     (partition,) = report.partitions
     return partition
 
@@ -70,12 +70,12 @@ def test_equal_copies_are_copied_byte_for_byte(tmp_path: Path) -> None:
     before = read_tree(tmp_path / "broker-1" / FOLDER)
     report = run_merge(of, tmp_path / "out")
     assert report.exit_code == 0, report.to_text()
-    found = read_tree(tmp_path / "out" / FOLDER)
-    assert {name: data for name, data in found.items() if ".snapshot" not in name} == {
+    files = read_tree(tmp_path / "out" / FOLDER)
+    assert {name: data for name, data in files.items() if ".snapshot" not in name} == {
         name: data for name, data in before.items() if ".snapshot" not in name
     }
-    (taken,) = only(report).ranges
-    assert (taken.first, taken.last, taken.copy, taken.reason) == (0, 9, "broker-1", "largest")
+    (ranges,) = single_partition(report).ranges
+    assert (ranges.first, ranges.last, ranges.copy, ranges.reason) == (0, 9, "broker-1", "largest")
     assert checkpoints.read_offset_checkpoint(
         (tmp_path / "out" / "recovery-point-offset-checkpoint").read_bytes(), ""
     ) == {("t", 0): 10}
@@ -88,13 +88,13 @@ def test_damaged_ranges_are_read_from_other_copies(tmp_path: Path) -> None:
     of = copies(tmp_path)
     whole = text(of[0])
     log(of[0], 1).unlink()
-    hurt(log(of[1], 0), 0)
+    flip_bit(log(of[1], 0), 0)
     log(of[1], 2).write_bytes(log(of[1], 2).read_bytes()[:-10])
-    hurt(log(of[2], 2), 0)
+    flip_bit(log(of[2], 2), 0)
     report = run_merge(of, tmp_path / "out")
     assert report.exit_code == 0, report.to_text()
     assert text(tmp_path / "out") == whole
-    p = only(report)
+    p = single_partition(report)
     lacks = {c.copy: [(lack.first, lack.until, lack.reason) for lack in c.lacks] for c in p.copies}
     assert lacks["broker-1"] == [(5, 7, "missing")]
     assert lacks["broker-2"][0] == (0, 2, "damaged")
@@ -106,8 +106,8 @@ def test_stray_copy_is_merged(tmp_path: Path) -> None:
     """It may be the only copy. Two folders of a partition in one copy are a problem of that copy alone."""
     of = copies(tmp_path, 2)
     whole = text(of[0])
-    hurt(log(of[0], 0), 0)
-    hurt(log(of[0], 1), 0)
+    flip_bit(log(of[0], 0), 0)
+    flip_bit(log(of[0], 1), 0)
     stray = of[1] / f"{FOLDER}.0123456789abcdef0123456789abcdef-stray"
     (of[1] / FOLDER).rename(stray)
     report = run_merge(of, tmp_path / "alone")
@@ -125,18 +125,18 @@ def test_replicas_below_one_folder_are_merged(tmp_path: Path) -> None:
     copies(tmp_path / "cluster")
     report = run_merge(tmp_path / "cluster", tmp_path / "out", layout="replicas")
     assert report.exit_code == 0
-    assert [c.copy for c in only(report).copies] == ["broker-1", "broker-2", "broker-3"]
+    assert [c.copy for c in single_partition(report).copies] == ["broker-1", "broker-2", "broker-3"]
     with pytest.raises(UsageError, match="leave out --layout"):
         run_merge(tmp_path / "cluster" / "broker-1", tmp_path / "other", layout="replicas")
 
 
 def test_dry_run_writes_nothing_and_reports_the_same(tmp_path: Path) -> None:
     of = copies(tmp_path)
-    hurt(log(of[0], 0), 0)
+    flip_bit(log(of[0], 0), 0)
     dry = run_merge(of, tmp_path / "out", dry_run=True)
     assert not (tmp_path / "out").exists()
     real = run_merge(of, tmp_path / "out")
-    assert only(dry).ranges == only(real).ranges
+    assert single_partition(dry).ranges == single_partition(real).ranges
     assert "would be merged" in dry.to_text()
 
 
@@ -148,10 +148,10 @@ def test_the_highest_leader_epoch_wins(tmp_path: Path) -> None:
     report = run_merge([one, other], tmp_path / "out")
     assert report.exit_code == 0, report.to_text()
     assert text(tmp_path / "out") == text(other)
-    (lost,) = only(report).copies[0].losing
+    (lost,) = single_partition(report).copies[0].losing
     assert (lost.first, lost.last, lost.batches, lost.leader_epoch) == (10, 11, 2, 2)
     assert "broker-1: left out: offsets 10 to 11, 2 batches of leader epoch 2" in report.to_text()
-    assert only(report).leader_epochs == ((0, 0), (1, 5), (2, 8), (3, 10))
+    assert single_partition(report).leader_epochs == ((0, 0), (1, 5), (2, 8), (3, 10))
     check(tmp_path / "out")
 
 
@@ -164,7 +164,7 @@ def test_lineage_is_read_from_batches_without_checkpoints(tmp_path: Path, lost: 
             (copy / FOLDER / "leader-epoch-checkpoint").unlink()
     report = run_merge([one, other], tmp_path / "out")
     assert text(tmp_path / "out") == text(other)
-    assert only(report).copies[0].losing
+    assert single_partition(report).copies[0].losing
 
 
 def test_wrong_epoch_checkpoint_is_ignored(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_epoch_without_records_ends_earlier_epochs(tmp_path: Path) -> None:
     path.write_bytes(checkpoints.write_leader_epochs([(0, 0), (1, 5), (2, 8), (3, 10)]))
     report = run_merge([one, other], tmp_path / "out")
     assert text(tmp_path / "out") == text(other)
-    assert only(report).copies[0].losing[0].first == 10
+    assert single_partition(report).copies[0].losing[0].first == 10
 
 
 def test_truncated_copy_of_the_leader_is_completed(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_truncated_copy_of_the_leader_is_completed(tmp_path: Path) -> None:
     other = write(tmp_path / "broker-2")
     report = run_merge([one, other], tmp_path / "out")
     assert text(tmp_path / "out") == text(one)
-    assert not only(report).copies[0].losing
+    assert not single_partition(report).copies[0].losing
 
 
 def test_different_batches_of_one_epoch_are_refused(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_different_batches_of_one_epoch_are_refused(tmp_path: Path) -> None:
     other = write(tmp_path / "broker-2", LOG.replace("d=1", "d=9"))
     report = run_merge([one, other], tmp_path / "out")
     assert report.exit_code == 3
-    assert only(report).refused
+    assert single_partition(report).refused
     (problem,) = report.problems
     assert str(one) in problem.expected
     assert str(other) in problem.path
@@ -221,7 +221,7 @@ def test_logs_that_never_agree_are_refused(tmp_path: Path) -> None:
     one = write(tmp_path / "broker-1", "{leader=1} a=1 | {leader=1} b=1")
     other = write(tmp_path / "broker-2", "{leader=2} x=1 | {leader=2} y=1")
     report = run_merge([one, other], tmp_path / "out")
-    assert only(report).refused
+    assert single_partition(report).refused
     assert "another log" in report.to_text()
 
 
@@ -240,9 +240,9 @@ def test_compacted_copy_is_used_only_for_missing_ranges(tmp_path: Path) -> None:
     whole = text(one)
     report = run_merge([other, one], tmp_path / "both")
     assert text(tmp_path / "both") == whole
-    assert only(report).ranges[0].copy == "broker-1"
-    hurt(log(one, 1), 0)  # a=3, of which the cleaner left nothing
-    hurt(log(one, 2), 1)  # the last batch, which the cleaner has kept
+    assert single_partition(report).ranges[0].copy == "broker-1"
+    flip_bit(log(one, 1), 0)  # a=3, of which the cleaner left nothing
+    flip_bit(log(one, 2), 1)  # the last batch, which the cleaner has kept
     report = run_merge([other, one], tmp_path / "out")
     assert report.exit_code == 0, report.to_text()
     assert "9:e=2" in text(tmp_path / "out")
@@ -253,11 +253,11 @@ def test_compacted_copy_is_used_only_for_missing_ranges(tmp_path: Path) -> None:
 def test_gaps_are_reported_and_other_records_are_kept(tmp_path: Path) -> None:
     of = copies(tmp_path, 2)
     for copy in of:
-        hurt(log(copy, 0), 1)
+        flip_bit(log(copy, 0), 1)
     offset_checkpoint(of[0] / "replication-offset-checkpoint", {"t 0": 12})
     report = run_merge(of, tmp_path / "out")
     assert report.exit_code == 3
-    assert only(report).gaps == [(2, 3), (10, 12)]
+    assert single_partition(report).gaps == [(2, 3), (10, 12)]
     assert "2:a=2" not in text(tmp_path / "out")
     assert "3:b=2" in text(tmp_path / "out")
 
@@ -271,15 +271,19 @@ def test_transactions_and_producers_are_rebuilt(tmp_path: Path) -> None:
     files = read_tree(of[0] / FOLDER)
     for path in [*of[0].rglob("*.txnindex"), *of[0].rglob("*.snapshot"), *of[1].rglob("*.txnindex")]:
         path.unlink()
-    hurt(log(of[0], 1), 0)
+    flip_bit(log(of[0], 1), 0)
     report = run_merge(of, tmp_path / "out")
     assert report.exit_code == 0, report.to_text()
-    found = read_tree(tmp_path / "out" / FOLDER)
+    merged_files = read_tree(tmp_path / "out" / FOLDER)
     for name, data in files.items():
         if name.endswith(".txnindex") and data:
-            assert transaction_index.read(found[name], name).tolist() == transaction_index.read(data, name).tolist()
+            assert (
+                transaction_index.read(merged_files[name], name).tolist() == transaction_index.read(data, name).tolist()
+            )
         elif name.endswith(".snapshot"):
-            assert producer_snapshot.read(found[name], name).tolist() == producer_snapshot.read(data, name).tolist()
+            assert (
+                producer_snapshot.read(merged_files[name], name).tolist() == producer_snapshot.read(data, name).tolist()
+            )
     check(tmp_path / "out")
 
 
@@ -289,7 +293,7 @@ def test_cut_at_a_batch_boundary_is_detected_by_side_files(tmp_path: Path) -> No
         ends = borders(log(copy, 2).read_bytes())
         log(copy, 2).write_bytes(log(copy, 2).read_bytes()[: ends[0]])
     report = run_merge(of, tmp_path / "out")  # the snapshot at the log end says how far it went
-    assert only(report).gaps == [(8, 10)]
+    assert single_partition(report).gaps == [(8, 10)]
 
 
 def test_a_transaction_without_a_marker_is_reported(tmp_path: Path) -> None:
@@ -322,7 +326,7 @@ def test_different_log_with_other_batch_boundaries_is_refused(tmp_path: Path) ->
     of = copies(tmp_path, 2, "a=1 | b=1 c=1 | d=1 e=1 | f=1 g=1 | h=1")
     other = write(tmp_path / "broker-3", "a=1 | x=1 | y=1 z=1 | v=1 w=1 | u=1 | h=1")
     report = run_merge([*of, other], tmp_path / "out")
-    assert only(report).refused
+    assert single_partition(report).refused
     assert str(other) in report.to_text()
 
 
@@ -330,7 +334,7 @@ def test_aborted_data_without_its_marker_is_a_problem(tmp_path: Path) -> None:
     log_of = "{pid=7 txn} a=1 | {pid=7 abort} | {pid=7 txn} b=1 | {pid=7 commit}"
     of = copies(tmp_path, 2, log_of)
     for copy in of:
-        hurt(log(copy, 0), 1)
+        flip_bit(log(copy, 0), 1)
     report = run_merge(of, tmp_path / "out")
     assert report.exit_code == 3
     assert "expected the ABORT marker of producer 7 at offset 1, found none in any sound copy" in report.to_text()
@@ -346,7 +350,7 @@ def test_batch_with_a_flipped_bit_in_its_leader_epoch_is_replaced(tmp_path: Path
     edit(log(of[1], 1), 12, (1 << 22).to_bytes(4, "big"))
     report = run_merge(of, tmp_path / "two")
     assert read_tree(tmp_path / "two" / FOLDER)[log(of[1], 1).name] == whole[log(of[1], 1).name]
-    assert only(report).epochs_corrected == 1
+    assert single_partition(report).epochs_corrected == 1
 
 
 def test_batch_with_a_flipped_bit_in_its_base_offset_is_replaced(tmp_path: Path) -> None:
@@ -364,8 +368,8 @@ def test_overlapping_segments_of_a_copy_are_read_once(tmp_path: Path) -> None:
     other = write(tmp_path / "broker-2")
     whole = text(one)
     log(one, 0).write_bytes(log(one, 0).read_bytes() + log(one, 1).read_bytes())
-    hurt(log(one, 1), 0)
-    hurt(log(other, 1), 0)
+    flip_bit(log(one, 1), 0)
+    flip_bit(log(other, 1), 0)
     report = run_merge([one, other], tmp_path / "out")
     assert text(tmp_path / "out").replace(" || ", " | ") == whole.replace(" || ", " | "), report.to_text()
 
@@ -380,7 +384,7 @@ def test_an_empty_active_segment_keeps_the_log_end(tmp_path: Path) -> None:
     offset_checkpoint(one / "log-start-offset-checkpoint", {"t 0": 11})
     shutil.rmtree(other / FOLDER)
     only_end = run_merge([one, other], tmp_path / "two")
-    assert only(only_end).next_offset == int(files_in(one / FOLDER)[-1].stem)
+    assert single_partition(only_end).next_offset == int(files_in(one / FOLDER)[-1].stem)
 
 
 def test_beginning_of_the_log_is_read_from_the_copy_that_has_it(tmp_path: Path) -> None:
@@ -391,9 +395,9 @@ def test_beginning_of_the_log_is_read_from_the_copy_that_has_it(tmp_path: Path) 
     offset_checkpoint(of[0] / "log-start-offset-checkpoint", {"t 0": 5})
     report = run_merge(of, tmp_path / "out")
     assert text(tmp_path / "out") == whole
-    assert only(report).log_start_offset == 0
+    assert single_partition(report).log_start_offset == 0
     assert "log-start-offset-checkpoint says 5" in report.to_text()
-    assert not only(report).gaps
+    assert not single_partition(report).gaps
     check(tmp_path / "out")
 
 
@@ -413,7 +417,7 @@ def test_torn_tail_in_all_copies_ends_the_log(tmp_path: Path) -> None:
     for copy, n in zip(of, (3, 30), strict=True):
         log(copy, 2).write_bytes(log(copy, 2).read_bytes()[:-n])
     report = run_merge(of, tmp_path / "out")
-    assert only(report).next_offset == 8
+    assert single_partition(report).next_offset == 8
     assert "torn_tail" in report.to_text()
     check(tmp_path / "out")
 
@@ -433,7 +437,7 @@ def test_value_that_contains_a_batch_is_not_read_as_a_batch(tmp_path: Path) -> N
         at = borders(log(copy, 0).read_bytes())[0]
         edit(log(copy, 0), at + 8, (0x7FFFFF00).to_bytes(4, "big"))
     report = run_merge(of, tmp_path / "out")
-    assert only(report).gaps == [(1, 2)]
+    assert single_partition(report).gaps == [(1, 2)]
     assert "evil" not in text(tmp_path / "out")
 
 
@@ -481,7 +485,7 @@ def test_output_inside_a_copy_or_not_empty_is_refused(tmp_path: Path) -> None:
 def test_result_does_not_depend_on_the_window_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = write(tmp_path / "broker-1")
     other = compacted(one, tmp_path / "broker-2")
-    hurt(log(one, 0), 0)
+    flip_bit(log(one, 0), 0)
     run_merge([one, other], tmp_path / "large")
     from lastkey.jobs.merge import job
 
@@ -513,9 +517,9 @@ def test_command_line_merges_copies(tmp_path: Path, capsys: pytest.CaptureFixtur
     output = capsys.readouterr().out
     assert code == 0, output
     whole = read_tree(ROOT / "examples" / "archive" / "orders-0")
-    found = read_tree(out / "orders-0")
-    assert {name: data for name, data in found.items() if name.endswith(".log")} == {
-        name: whole[name] for name in found if name.endswith(".log")
+    files = read_tree(out / "orders-0")
+    assert {name: data for name, data in files.items() if name.endswith(".log")} == {
+        name: whole[name] for name in files if name.endswith(".log")
     }
     assert "broker-3" in output
     check(out)

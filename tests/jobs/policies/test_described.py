@@ -45,17 +45,17 @@ def given(tmp_path):
     return write
 
 
-def ran(capsys, *words, job="policies"):
+def run_command(capsys, *words, job="policies"):
     code = cli.main([job, *words])
     output = capsys.readouterr()
     return code, output.out, output.err
 
 
 def test_each_topic_has_a_settings_table(given, capsys, tmp_path):
-    code, text, _ = ran(capsys, *given(topics=TOPICS, broker=BROKER.format(id=1, hours=2)), "--json")
+    code, text, _ = run_command(capsys, *given(topics=TOPICS, broker=BROKER.format(id=1, hours=2)), "--json")
     assert code == DONE
-    said = json.loads(text)
-    assert {one["topic"]: (one["settings"], one["ignored_settings"]) for one in said["topics"]} == {
+    report = json.loads(text)
+    assert {topic["topic"]: (topic["settings"], topic["ignored_settings"]) for topic in report["topics"]} == {
         "keys": ({"cleanup.policy": "compact"}, ["retention.bytes"]),
         "orders": ({"cleanup.policy": "compact,delete", "retention.ms": 5000}, ["max.message.bytes"]),
         "plain": ({"cleanup.policy": "delete", "retention.ms": 7_200_000}, []),
@@ -69,7 +69,7 @@ def test_each_topic_has_a_settings_table(given, capsys, tmp_path):
 
 
 def test_stdout_is_a_valid_settings_file(given, capsys):
-    code, text, _ = ran(capsys, *given(topics=TOPICS), "--topics", "k*", "--no-retention")
+    code, text, _ = run_command(capsys, *given(topics=TOPICS), "--topics", "k*", "--no-retention")
     assert code == DONE
     assert tomllib.loads(text)["topics"] == {"keys": {"cleanup.policy": "compact"}}
     assert (
@@ -80,7 +80,7 @@ def test_stdout_is_a_valid_settings_file(given, capsys):
 
 def test_brokers_that_disagree_are_named(given, capsys):
     brokers = BROKER.format(id=1, hours=2) + BROKER.format(id=2, hours=3)
-    code, _, output = ran(capsys, *given(topics=TOPICS, brokers=brokers))
+    code, _, output = run_command(capsys, *given(topics=TOPICS, brokers=brokers))
     assert code == USAGE
     assert "retention.ms: expected one value of all brokers, because topic plain has none of its own" in output
     assert "found 7200000 (broker 1); 10800000 (broker 2)" in output
@@ -89,19 +89,21 @@ def test_brokers_that_disagree_are_named(given, capsys):
 def test_server_properties_apply_to_all_brokers_or_to_one(given, capsys):
     brokers = "Dynamic configs for broker 1 are:\nDynamic configs for broker 2 are:\n"
     one = "node.id=1\nlog.retention.hours = 1\nlog.retention.minutes : 3\nlog.segment.bytes=\\\n  2048\n"
-    code, text, _ = ran(capsys, *given(topics=TOPICS, brokers=brokers, one=one))
+    code, text, _ = run_command(capsys, *given(topics=TOPICS, brokers=brokers, one=one))
     assert code == DONE
     plain = tomllib.loads(text)["topics"]["plain"]
     assert plain == {"cleanup.policy": "delete", "retention.ms": 180_000, "segment.bytes": 2048}
     two = one.replace("node.id=1", "node.id=2")
-    assert ran(capsys, *given(topics=TOPICS, brokers=brokers, one=one, two=two))[0] == DONE
-    code, _, output = ran(capsys, *given(topics=TOPICS, brokers=brokers + brokers.replace("2", "3"), one=one, two=two))
+    assert run_command(capsys, *given(topics=TOPICS, brokers=brokers, one=one, two=two))[0] == DONE
+    code, _, output = run_command(
+        capsys, *given(topics=TOPICS, brokers=brokers + brokers.replace("2", "3"), one=one, two=two)
+    )
     assert code == USAGE and "no server.properties of broker 3" in output
 
 
 def test_empty_policy_keeps_all_records(given, capsys):
     none = "cleanup.policy= sensitive=false synonyms={DYNAMIC_TOPIC_CONFIG:cleanup.policy=}"
-    code, text, _ = ran(capsys, *given(topics=f"Dynamic configs for topic t are:\n  {none}\n"))
+    code, text, _ = run_command(capsys, *given(topics=f"Dynamic configs for topic t are:\n  {none}\n"))
     assert code == DONE
     assert tomllib.loads(text)["topics"] == {"t": {"cleanup.policy": "delete"}}
 
@@ -124,14 +126,14 @@ def test_empty_policy_keeps_all_records(given, capsys):
     ],
 )
 def test_unexpected_text_is_refused_with_its_line(given, capsys, text, expected):
-    code, out, output = ran(capsys, *given(file=text))
+    code, out, output = run_command(capsys, *given(file=text))
     assert (code, out) == (USAGE, "")
     assert expected in output
 
 
 def test_settings_of_other_entities_are_noted(given, capsys):
     text = TOPICS + "Dynamic configs for client-metrics m are:\n  a=b sensitive=false synonyms={}\n"
-    code, out, _ = ran(capsys, *given(file=text))
+    code, out, _ = run_command(capsys, *given(file=text))
     assert code == DONE
     assert "settings of client-metrics m have no effect here" in out
 
@@ -140,7 +142,7 @@ def test_value_may_have_several_lines(given, capsys):
     text = (
         BROKER.format(id=1, hours=2) + "  x=a\nb = c\n sensitive=false synonyms={STATIC_BROKER_CONFIG:x=a\nb = c\n}\n"
     )
-    assert ran(capsys, *given(topics=TOPICS, broker=text))[0] == DONE
+    assert run_command(capsys, *given(topics=TOPICS, broker=text))[0] == DONE
 
 
 def test_properties_are_read_as_java_reads_them():
@@ -150,14 +152,14 @@ def test_properties_are_read_as_java_reads_them():
 
 def test_connection_properties_of_kafka_are_translated(tmp_path):
     login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="u" password="p\\"w";'
-    given = {
+    properties = {
         "security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": login,
         "ssl.truststore.type": "PEM", "ssl.truststore.location": "/ca.pem", "ssl.endpoint.identification.algorithm": "",
         "ssl.keystore.type": "PKCS12", "ssl.keystore.location": "/k.p12", "ssl.keystore.password": "s",
         "bootstrap.servers": "other:1", "request.timeout.ms": "9", "max.request.size": "7", "compression.type": "lz4",
     }  # fmt: skip
     file = tmp_path / "connection"
-    file.write_text("\n".join(f"{name}={value}" for name, value in given.items()).replace('\\"', '\\\\"'))
+    file.write_text("\n".join(f"{name}={value}" for name, value in properties.items()).replace('\\"', '\\\\"'))
     assert client_settings("h:1", str(file)) == {
         "bootstrap.servers": "h:1", "security.protocol": "SASL_SSL", "sasl.mechanisms": "SCRAM-SHA-512",
         "sasl.username": "u", "sasl.password": 'p"w', "ssl.ca.location": "/ca.pem",
@@ -178,35 +180,35 @@ def test_connection_properties_of_kafka_are_translated(tmp_path):
 )
 def test_connection_weaker_than_requested_is_refused(given, capsys, name, value):
     options = ("--bootstrap-server", "127.0.0.1:1", "--command-config", *given(c=f"{name}={value}"))
-    code, _, output = ran(capsys, *options)
+    code, _, output = run_command(capsys, *options)
     assert code == USAGE
     assert name.rpartition(".")[0] in output and "ecret" not in output.replace("OAuth", "")
-    code, _, of_replay = ran(capsys, str(EXAMPLE), *options, job="replay")
+    code, _, of_replay = run_command(capsys, str(EXAMPLE), *options, job="replay")
     assert (code, of_replay) == (USAGE, output)
 
 
 def test_options_without_their_counterpart_are_refused(given, capsys):
-    assert ran(capsys)[0] == USAGE
-    assert ran(capsys, *given(t=TOPICS), "--command-config", "x")[0] == USAGE
-    assert ran(capsys, "no such file")[0] == USAGE
+    assert run_command(capsys)[0] == USAGE
+    assert run_command(capsys, *given(t=TOPICS), "--command-config", "x")[0] == USAGE
+    assert run_command(capsys, "no such file")[0] == USAGE
 
 
 def test_unresponsive_cluster_is_an_error(capsys, monkeypatch):
     monkeypatch.setattr("lastkey.jobs.policies.live_cluster._SECONDS", 0.2)
-    code, _, output = ran(capsys, "--bootstrap-server", "127.0.0.1:1")
+    code, _, output = run_command(capsys, "--bootstrap-server", "127.0.0.1:1")
     assert code == ENVIRONMENT
     assert "127.0.0.1:1: expected a cluster that describes its settings" in output
 
 
 def test_invalid_bootstrap_server_is_an_error(capsys, monkeypatch):
     monkeypatch.setattr("lastkey.jobs.policies.live_cluster._SECONDS", 0.2)
-    code, _, output = ran(capsys, "--bootstrap-server", ":::")
+    code, _, output = run_command(capsys, "--bootstrap-server", ":::")
     assert code in (USAGE, ENVIRONMENT)
     assert "--bootstrap-server" in output and "Traceback" not in output
 
 
 def test_missing_client_error_names_the_package(capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "confluent_kafka.admin", None)
-    code, _, output = ran(capsys, "--bootstrap-server", "127.0.0.1:1")
+    code, _, output = run_command(capsys, "--bootstrap-server", "127.0.0.1:1")
     assert code == ENVIRONMENT
     assert "needs the package confluent-kafka" in output

@@ -1,4 +1,4 @@
-"""A run says when its policies are older than the metadata in its archive."""
+"""A run notes policies that are older than the metadata in its archive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_run_notes_later_changes(tmp_path, archive, capsys):
     [note] = output["notes"]
     assert note.startswith(f"{out}: policies of 2023-11-14 22:13; ")
     assert note.endswith("has 2 later changes of topics or settings, from offset 4 on; make them again")
-    assert "notes" not in [why["kind"] for why in output["archive_needed_because"]]  # it says nothing of the archive
+    assert "notes" not in [why["kind"] for why in output["archive_needed_because"]]  # it has no note about the archive
 
 
 def test_made_section_is_validated(tmp_path, archive, capsys):

@@ -141,9 +141,9 @@ def _just_after(damage):
 
 def _more_producers(last_offset):
     def edit(entries):
-        one = entries[:1].copy()
-        one["producer_id"], one["last_offset"], one["current_txn_first_offset"] = 99, last_offset, -1
-        return np.concatenate([entries, one])
+        entry = entries[:1].copy()
+        entry["producer_id"], entry["last_offset"], entry["current_txn_first_offset"] = 99, last_offset, -1
+        return np.concatenate([entries, entry])
 
     return _resigned(edit)
 
@@ -235,10 +235,10 @@ def test_damaged_side_file_is_reported_and_rebuilt(file, reason, damage, root, s
     assert tree(root) == before
     assert not_same(report) == {file: ("differs", reason)}
     assert report.exit_code == (DONE if reason == "other_entries" else PROBLEMS)
-    (found,) = [f for f in report.files if f.reason]
-    assert found.expected and found.found
-    assert len(found.found) < 300
-    assert found.bytes == (sound / "t-0" / file).stat().st_size
+    (files,) = [f for f in report.files if f.reason]
+    assert files.expected and files.found
+    assert len(files.found) < 300
+    assert files.bytes == (sound / "t-0" / file).stat().st_size
 
     written = run(root, "output")
     expected = {p: data for p, data in read_tree(sound).items() if not p.endswith((".log", "partition.metadata"))}
@@ -297,9 +297,9 @@ def test_side_files_of_intact_logs_around_a_damaged_log_are_rebuilt(root):
     before = {p: data for p, data in read_tree(root).items() if p.endswith(".log")}
     report = run(root, "in_place")
     assert report.exit_code == PROBLEMS
-    told = not_same(report)
-    assert told.pop("other-0/" + segment_file(0, "index")) == ("rebuilt", "stale")
-    assert told == {
+    outcomes = not_same(report)
+    assert outcomes.pop("other-0/" + segment_file(0, "index")) == ("rebuilt", "stale")
+    assert outcomes == {
         segment_file(5, "index"): ("impossible", "crc"), segment_file(5, "timeindex"): ("impossible", "crc"),
         segment_file(5, "txnindex"): ("impossible", "crc"), segment_file(10, "timeindex"): ("rebuilt", "missing"),
         segment_file(10, "snapshot"): ("impossible", "crc"), segment_file(10, "txnindex"): ("impossible", "crc"),
@@ -330,9 +330,9 @@ def test_reading_continues_from_the_snapshot_after_a_damaged_log(root, sound):
     assert any(SNAPSHOT in note and "kept as it is" in note for p in report.partitions for note in p.notes)
     good = read_tree(sound)
     del good[f"t-0/{INDEX}"]
-    found = read_tree(root)
-    assert found.pop(f"t-0/{segment_file(5, 'log')}") != good.pop(f"t-0/{segment_file(5, 'log')}")
-    assert found == good
+    files = read_tree(root)
+    assert files.pop(f"t-0/{segment_file(5, 'log')}") != good.pop(f"t-0/{segment_file(5, 'log')}")
+    assert files == good
 
 
 @pytest.mark.parametrize("zeros", [False, True])
@@ -342,13 +342,13 @@ def test_torn_tail_ends_the_last_log_and_is_damage_in_others(root, zeros):
         data = log.read_bytes()
         log.write_bytes(data + bytes(500) if zeros else data[:-10])
     report = run(root)
-    told = not_same(report)
-    assert told[segment_file(0, "index")] == ("impossible", "torn_tail")
+    outcomes = not_same(report)
+    assert outcomes[segment_file(0, "index")] == ("impossible", "torn_tail")
     if zeros:
-        assert segment_file(10, "index") not in told
+        assert segment_file(10, "index") not in outcomes
     else:  # they point into the batch that is cut
-        assert told[segment_file(10, "index")] == ("differs", "stale")
-        assert told[segment_file(10, "timeindex")] == ("differs", "stale")
+        assert outcomes[segment_file(10, "index")] == ("differs", "stale")
+        assert outcomes[segment_file(10, "timeindex")] == ("differs", "stale")
     assert any("a broker truncates it there" in note for p in report.partitions for note in p.notes)
 
 
@@ -362,11 +362,11 @@ def test_log_with_overflowing_or_foreign_offsets_is_reported(tmp_path):
     write_partition(root / "over-0", "a=1 b=2 | c=3 || d=4", bases={1: 3})
     (root / "over-0" / segment_file(3, "log")).rename(root / "over-0" / segment_file(2, "log"))
     report = run(root)
-    told = {f.path: f.reason for f in report.files if f.kind == "index"}
-    assert told[f"far-0/{segment_file(0, 'index')}"] == "relative_offset"
-    assert told[f"name-0/{segment_file(60, 'index')}"] == "name"
-    assert told[f"over-0/{segment_file(0, 'index')}"] == "overlap"
-    assert told[f"over-0/{segment_file(2, 'index')}"] == "missing"
+    reasons = {f.path: f.reason for f in report.files if f.kind == "index"}
+    assert reasons[f"far-0/{segment_file(0, 'index')}"] == "relative_offset"
+    assert reasons[f"name-0/{segment_file(60, 'index')}"] == "name"
+    assert reasons[f"over-0/{segment_file(0, 'index')}"] == "overlap"
+    assert reasons[f"over-0/{segment_file(2, 'index')}"] == "missing"
 
 
 def test_invalid_transaction_does_not_stop_the_indexes(tmp_path):
@@ -374,9 +374,9 @@ def test_invalid_transaction_does_not_stop_the_indexes(tmp_path):
     write_partition(root / "t-0", "{pid=7 txn} a=1 || b=2", index_interval_bytes=0)
     other = write_segment(tmp_path / "other", "{base=1 pid=7} b=2", 1, index_interval_bytes=0)
     shutil.copy(other, root / "t-0" / segment_file(1, "log"))
-    told = not_same(run(root))
-    assert told[segment_file(2, "snapshot")] == ("impossible", "transaction")
-    assert segment_file(1, "index") not in told
+    outcomes = not_same(run(root))
+    assert outcomes[segment_file(2, "snapshot")] == ("impossible", "transaction")
+    assert segment_file(1, "index") not in outcomes
 
 
 # -- skipped files, messages
@@ -448,11 +448,11 @@ def test_mode_and_owner_are_kept_and_copied_from_the_log_for_new_files(root):
     if os.geteuid() == 0:
         os.chown(folder / INDEX, 1234, 2345)
     run(root, "in_place")
-    found = (folder / INDEX).stat()
-    assert stat.S_IMODE(found.st_mode) == 0o640
+    status = (folder / INDEX).stat()
+    assert stat.S_IMODE(status.st_mode) == 0o640
     assert stat.S_IMODE((folder / TIME).stat().st_mode) == 0o604
     if os.geteuid() == 0:
-        assert (found.st_uid, found.st_gid) == (1234, 2345)
+        assert (status.st_uid, status.st_gid) == (1234, 2345)
 
 
 def test_unwritable_file_is_reported_and_others_are_written(root, sound):
@@ -523,7 +523,7 @@ except OSError:
 
 
 @pytest.fixture
-def held(root):
+def held_by_broker(root):
     (root / ".lock").write_bytes(b"")
     holder = subprocess.Popen(
         [sys.executable, "-c", _HOLD, str(root / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -533,26 +533,26 @@ def held(root):
     holder.communicate()
 
 
-def test_in_place_is_refused_for_a_directory_locked_by_a_broker(held, capsys):
-    (held / "t-0" / INDEX).unlink()
-    before = tree(held)
-    assert cli.main(["reindex", str(held), "--in-place", "--json"]) == CONFLICT
+def test_in_place_is_refused_for_a_directory_locked_by_a_broker(held_by_broker, capsys):
+    (held_by_broker / "t-0" / INDEX).unlink()
+    before = tree(held_by_broker)
+    assert cli.main(["reindex", str(held_by_broker), "--in-place", "--json"]) == CONFLICT
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["kind"] == "LogDirectoryInUseError"
     assert "stop the broker" in error["hint"]
-    assert tree(held) == before
+    assert tree(held_by_broker) == before
 
 
-def test_log_of_a_running_broker_is_read_up_to_the_high_watermark(held):
-    (held / "replication-offset-checkpoint").write_text("0\n1\nt 0 12\n")
-    (held / "t-0" / segment_file(10, "index")).write_bytes(bytes(800))
-    (held / "t-0" / INDEX).write_bytes(bytes(800))
-    report = run(held)
+def test_log_of_a_running_broker_is_read_up_to_the_high_watermark(held_by_broker):
+    (held_by_broker / "replication-offset-checkpoint").write_text("0\n1\nt 0 12\n")
+    (held_by_broker / "t-0" / segment_file(10, "index")).write_bytes(bytes(800))
+    (held_by_broker / "t-0" / INDEX).write_bytes(bytes(800))
+    report = run(held_by_broker)
     assert not_same(report) == {INDEX: ("differs", "padded")}
     assert any("those that end below the high watermark 12" in n for n in report.partitions[0].notes)
     assert not any("left alone" in n for n in report.partitions[0].notes)
-    run(held, "output")
-    names = {p.name for p in (held.parent / "output/t-0").iterdir()}
+    run(held_by_broker, "output")
+    names = {p.name for p in (held_by_broker.parent / "output/t-0").iterdir()}
     assert names == {
         segment_file(0, "index"),
         segment_file(0, "timeindex"),
@@ -640,7 +640,7 @@ def test_report_is_written_as_json(root, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "one of --check"),
         (["--check", "--in-place"], "one of --check"),
@@ -653,14 +653,14 @@ def test_report_is_written_as_json(root, capsys):
         (["--output", "{full}"], "expected an empty or absent folder"),
     ],
 )
-def test_wrong_usage_is_refused_and_changes_no_file(arguments, said, root, capsys):
+def test_wrong_usage_is_refused_and_changes_no_file(arguments, message, root, capsys):
     full = root.parent / "full"
     full.mkdir()
     (full / "x").write_bytes(b"")
     before = tree(root)
     words = [word.format(root=root, full=full) for word in arguments]
     assert cli.main(["reindex", str(root), *words]) == USAGE
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert tree(root) == before
 
 
@@ -699,11 +699,11 @@ def test_skip_crc_gives_the_same_and_ignores_a_wrong_checksum(root, skip_crc):
     _flip(root / "t-0" / segment_file(5, "log"), 70)
     report = run(root, "in_place", skip_crc=skip_crc)
     assert report.exit_code == (DONE if skip_crc else PROBLEMS)
-    found = read_tree(root)
-    del found[f"t-0/{segment_file(5, 'log')}"]
+    files = read_tree(root)
+    del files[f"t-0/{segment_file(5, 'log')}"]
     if skip_crc:
-        assert found == {path: data for path, data in good.items() if path in found}
-        assert set(good) - set(found) == {f"t-0/{segment_file(5, 'log')}"}
+        assert files == {path: data for path, data in good.items() if path in files}
+        assert set(good) - set(files) == {f"t-0/{segment_file(5, 'log')}"}
 
 
 def test_time_index_interval_of_a_minute_is_used(tmp_path):
@@ -738,8 +738,8 @@ def test_spark_writes_the_same_files_as_threads(spark, root, monkeypatch):
 
 
 def _config(case):
-    known = ("index.interval.bytes", "segment.index.bytes")
-    return parse_config({"defaults": {key: case.settings[key] for key in known if key in case.settings}})
+    names = ("index.interval.bytes", "segment.index.bytes")
+    return parse_config({"defaults": {key: case.settings[key] for key in names if key in case.settings}})
 
 
 @pytest.mark.parametrize("case", case_names())

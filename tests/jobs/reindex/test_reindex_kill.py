@@ -14,7 +14,7 @@ from lastkey.udfs.reindex.write import LEFTOVER
 from tests.builders.logs import write_partition
 from tests.builders.reindexed import TEXT, not_same
 from tests.builders.reindexed import run as reindex
-from tests.builders.stopping import start, tracebacks, wait_until_gone
+from tests.builders.stopping import start, tracebacks, wait_until_exited
 from tests.builders.trees import read_tree
 
 pytestmark = pytest.mark.slow
@@ -77,9 +77,9 @@ def test_killed_run_on_spark_leaves_each_file_old_or_new(broken, who, step, nth,
     run = start(tmp_path / "run", _arguments(root, tmp_path, "spark"), step, nth=nth)
     worker, jvm = run.wait_until_reached(), run.jvm()
     os.kill({"worker": worker, "JVM": jvm, "driver": run.process.pid}[who], signal.SIGKILL)
-    wait_until_gone(worker)
+    wait_until_exited(worker)
     code, out, err = run.finish()
-    wait_until_gone(jvm)
+    wait_until_exited(jvm)
     if who == "driver":
         assert (code, out) == (-signal.SIGKILL, "")
     else:
@@ -99,18 +99,18 @@ def _arguments(root, tmp_path, engine="threads"):
 
 
 def _check_old_or_new(root, good):
-    found = read_tree(root)
-    left = {path for path in found if path.endswith(LEFTOVER)}
-    assert set(found) - left == set(good)
+    files = read_tree(root)
+    left = {path for path in files if path.endswith(LEFTOVER)}
+    assert set(files) - left == set(good)
     for path in set(good):
-        assert found[path] in (OLD, good[path]), path
+        assert files[path] in (OLD, good[path]), path
     assert len(left) <= 1
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"), [("--in-place", "each file is the old one or the new one"), ("--output", "remove ")]
+    ("mode", "message"), [("--in-place", "each file is the old one or the new one"), ("--output", "remove ")]
 )
-def test_interrupted_run_reports_its_temporary_files(broken, mode, said, tmp_path):
+def test_interrupted_run_reports_its_temporary_files(broken, mode, message, tmp_path):
     good, source = broken
     root, output = tmp_path / "archive", tmp_path / "output"
     shutil.copytree(source, root)
@@ -122,7 +122,7 @@ def test_interrupted_run_reports_its_temporary_files(broken, mode, said, tmp_pat
     os.killpg(run.process.pid, signal.SIGINT)
     code, out, err = run.finish()
     assert (code, json.loads(out)["error"]["exit_code"]) == (130, 130), err
-    assert f"interrupted; 0 of 1 partition done; {said}" in err
+    assert f"interrupted; 0 of 1 partition done; {message}" in err
     assert tracebacks(err) == []
     if mode == "--in-place":
         _check_old_or_new(root, good)

@@ -64,8 +64,8 @@ def test_report_profiles_an_archive(archive):
                   "Compression by codec", "Live and dead bytes by segment"):  # fmt: skip
         assert title in text
     assert text.count('role="img"') == text.count("aria-label=") - text.count('role="region"') - 2  # summary, links
-    said = report.to_json()
-    assert json.loads(json.dumps(said))["partitions"][1]["hot_keys"][0]["text"] == "a"
+    fields = report.to_json()
+    assert json.loads(json.dumps(fields))["partitions"][1]["hot_keys"][0]["text"] == "a"
     assert "t-1" in report.to_text() and "report.html" in report.to_text()
 
 
@@ -89,11 +89,11 @@ def test_page_begins_with_the_most_important_facts(archive):
 def test_report_shows_what_retention_would_delete(archive):
     config = parse_config({"topics": {"plain": {"cleanup.policy": "delete", "retention.bytes": 0}}})
     report = archive_report.run(options(archive, config=config), Silent())
-    said = "1 segment by size (2 records, "
-    assert f"would expire: plain-0: {said}" in report.to_text()
-    assert said in (archive.parent / "report.html").read_text(encoding="utf-8")
+    text = "1 segment by size (2 records, "
+    assert f"would expire: plain-0: {text}" in report.to_text()
+    assert text in (archive.parent / "report.html").read_text(encoding="utf-8")
     [plain] = [p for p in report.to_json()["partitions"] if p["topic"] == "plain"]
-    assert [(one["reason"], one["segments"]) for one in plain["expiring"]] == [("size", 1)]
+    assert [(entry["reason"], entry["segments"]) for entry in plain["expiring"]] == [("size", 1)]
 
 
 def test_report_omits_zero_savings(archive):
@@ -112,12 +112,12 @@ def test_keys_can_be_hidden(archive):
 
 def test_topic_in_a_cleaner_checkpoint_counts_as_compacted(archive):
     (archive / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 2\n")
-    found = {p.name(): p for p in profile_archive(options(archive), Silent()).profiles}
-    assert found["t-0"].compacted and not found["plain-0"].compacted
-    assert found["t-0"].first_dirty_offset == 2
+    profiles = {p.name(): p for p in profile_archive(options(archive), Silent()).profiles}
+    assert profiles["t-0"].compacted and not profiles["plain-0"].compacted
+    assert profiles["t-0"].first_dirty_offset == 2
     plain = Config(topics={"t": {"cleanup_policy": ("delete",)}})
-    found = {p.name(): p for p in profile_archive(options(archive, config=plain), Silent()).profiles}
-    assert not found["t-0"].compacted, "settings win"
+    profiles = {p.name(): p for p in profile_archive(options(archive, config=plain), Silent()).profiles}
+    assert not profiles["t-0"].compacted, "settings win"
 
 
 def test_damage_is_reported_and_other_partitions_are_shown(archive):
@@ -162,9 +162,9 @@ def test_archive_without_partitions_has_a_page(tmp_path):
 def test_the_command_writes_a_page_and_refuses_a_folder(archive):
     page = archive.parent / "new/page.html"
     words = ["report", str(archive), "--output", str(page), "--topics", "t", "--cleanup-policy", "compact", "--json"]
-    done = CliRunner().invoke(cli.lastkey, words)
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["output"] == str(page) and page.exists()
+    result = CliRunner().invoke(cli.lastkey, words)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["output"] == str(page) and page.exists()
     with pytest.raises(UsageError, match="expected a file"):
         archive_report.run(options(archive, output=str(archive.parent)), Silent())
 
@@ -235,14 +235,14 @@ def test_joined_columns_are_labelled():
 
 
 def test_report_of_the_example_archive_equals_the_readme():
-    given = ReportOptions(
+    options = ReportOptions(
         str(ROOT / "examples/archive"), "", now_ms=START_MS, config=load_config(str(ROOT / "examples/topics.toml"))
     )
-    found = {p.name(): p for p in profile_archive(given, Silent()).profiles}
+    profiles = {p.name(): p for p in profile_archive(options, Silent()).profiles}
     shown = re.findall(r"^(\w+-\d) +clean +([\d,]+) +([\d,]+) ", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(shown) == 4
     for name, before, after in shown:
-        counters = found[name].counters
+        counters = profiles[name].counters
         dropped = sum(n for k, n in counters.items() if k.startswith("dropped_"))
         assert f"{counters['records_kept']:,}" == after
         assert f"{counters['records_kept'] + dropped:,}" == before
@@ -314,20 +314,20 @@ def test_report_of_a_store_covers_its_offsets_with_either_engine(spark, tmp_path
     settings = load_config(str(ROOT / "examples/topics.toml"))
     now_ms = 1_800_000_000_000
     done = compact(CompactOptions(uri, store, now_ms=now_ms, config=settings, topics=TopicFilter(("users",))), Silent())
-    given = ReportOptions(uri, str(tmp_path / "page.html"), now_ms=now_ms, config=settings, stores=store)
-    found = archive_report.run(given, Silent())
+    options = ReportOptions(uri, str(tmp_path / "page.html"), now_ms=now_ms, config=settings, stores=store)
+    report = archive_report.run(options, Silent())
     for result in done.results:
         key = (result.topic, result.partition)
-        (profile,) = [p for p in found.profiles if (p.topic, p.partition) == key]
+        (profile,) = [p for p in report.profiles if (p.topic, p.partition) == key]
         assert profile.size_bytes == result.work.bytes_after and not profile.due
         assert profile.first_dirty_offset == result.log.first_dirty_offset
-        assert found.archived_bytes[key] == result.work.bytes_before
-        assert [run.run_id for run in found.history[key]] == [done.run_id]
+        assert report.archived_bytes[key] == result.work.bytes_before
+        assert [run.run_id for run in report.history[key]] == [done.run_id]
     assert "Cleaning history" in (tmp_path / "page.html").read_text()
-    by_spark = profile_archive(replace(given, engine="spark"), Silent())
+    by_spark = profile_archive(replace(options, engine="spark"), Silent())
     assert by_spark.work.tasks == len(by_spark.profiles)
     same = [(p.counters, p.hot_keys, p.segments) for p in by_spark.profiles]
-    assert same == [(p.counters, p.hot_keys, p.segments) for p in found.profiles]
+    assert same == [(p.counters, p.hot_keys, p.segments) for p in report.profiles]
     copy = tmp_path / "copy"
     shutil.copytree(uri, copy)
     shutil.rmtree(copy / "users-1")

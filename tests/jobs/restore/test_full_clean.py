@@ -13,7 +13,7 @@ from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
 from tests.builders.archives import Lab
 from tests.builders.errors import raises_kind
-from tests.builders.nights import BY_YIELD, NIGHTS, run_nights
+from tests.builders.nights import BY_YIELD, NIGHTS, run_every_night
 from tests.builders.trees import read_tree
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -24,7 +24,7 @@ KEY = ("t", 0)
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
-    return run_nights(tmp_path)
+    return run_every_night(tmp_path)
 
 
 def _rows(lab: Lab) -> list[Segment]:
@@ -37,18 +37,18 @@ def _cleaner_checkpoint(output: Path) -> dict[tuple[str, int], int]:
 
 
 def test_report_names_bytes_that_a_broker_will_clean_again(tmp_path: Path) -> None:
-    lab = run_nights(tmp_path, active="h1=9 a=1")
+    lab = run_every_night(tmp_path, active="h1=9 a=1")
     report = lastkey.restore(lab.store, lab.root / "out")
     met = len(NIGHTS[0].split())  # the first segment met no later key
     rows = [row for row in _rows(lab) if row.base_offset < lab.state().checkpoints()[KEY].first_dirty_offset]
     assert [row.deduplicated_through for row in rows if row.base_offset < met] == [met]
     assert _cleaner_checkpoint(lab.root / "out") == {KEY: met}
-    [told] = report.to_json()["partitions"]
+    [partition] = report.to_json()["partitions"]
     again = sum(row.size_bytes for row in rows if row.base_offset >= met)
-    assert (told["cleaned_until"], told["cleaned_again_bytes"]) == (met, again)
-    assert told["cleaned_bytes"] == again + rows[0].size_bytes
+    assert (partition["cleaned_until"], partition["cleaned_again_bytes"]) == (met, again)
+    assert partition["cleaned_bytes"] == again + rows[0].size_bytes
     assert (
-        f"(not after --full-clean): t-0: from offset {met} on, {again} B of {told['cleaned_bytes']} B\n"
+        f"(not after --full-clean): t-0: from offset {met} on, {again} B of {partition['cleaned_bytes']} B\n"
         in report.to_text()
     )
 
@@ -81,7 +81,7 @@ def test_full_clean_uses_settings_of_the_topic_or_of_the_last_run(lab: Lab, name
 
 
 def test_full_clean_selects_only_topics_that_need_it(lab: Lab) -> None:
-    clean = run_nights(lab.root, NIGHTS[:1], topic="clean")
+    clean = run_every_night(lab.root, NIGHTS[:1], topic="clean")
     settings = THREADS | {"topics": {"*": BY_YIELD}}
     lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=settings)
     assert {key[0]: row.generation for key, row in clean.state().checkpoints().items()} == {"clean": 1, "t": 5}

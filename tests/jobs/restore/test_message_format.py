@@ -72,11 +72,11 @@ def contents(folder: Path) -> dict[str, object]:
 
 def list_magics(data: bytes) -> str:
     """Return the magics in a log, by the fields that stand at the same place in every one."""
-    found, at = set(), 0
+    magics, at = set(), 0
     while at < len(data):
-        found.add(data[at + 16])
+        magics.add(data[at + 16])
         at += 12 + int.from_bytes(data[at + 8 : at + 12], "big")
-    return ",".join(map(str, sorted(found)))
+    return ",".join(map(str, sorted(magics)))
 
 
 @pytest.fixture

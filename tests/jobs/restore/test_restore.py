@@ -132,8 +132,8 @@ def test_restore_selects_the_generation_that_was_current_at_a_time(three_days, a
     assert {p.topic: p.generation for p in report.partitions} == {"t": generation} | of_u
     log = three_days.folder / "out" / "t-0" / "00000000000000000000.log"
     assert log.read_bytes() == bytes([generation]) * 9
-    said = "u-0: left out: it had no generation at "
-    assert any(note.startswith(said) for note in report.notes) == (generation < 3)
+    message = "u-0: left out: it had no generation at "
+    assert any(note.startswith(message) for note in report.notes) == (generation < 3)
 
 
 @pytest.mark.parametrize("back", [-9 * DAY, 9 * DAY])
@@ -141,11 +141,11 @@ def test_ambiguous_time_after_a_wrong_clock_is_reported(maker, back):
     """The third run's clock was wrong. Its own time cannot be known, so a time before the latest may be another's."""
     for number, time_ms in ((1, NOON), (2, NOON + DAY), (3, NOON + 2 * DAY + back), (4, NOON + 3 * DAY)):
         maker.generation("t", 0, number, {0: bytes([number]) * 9}, started_ms=time_ms)
-    said = "t-0: a clock was wrong: generation "
+    message = "t-0: a clock was wrong: generation "
     for n, (at_ms, doubtful) in enumerate(((NOON + DAY, True), (NOON + 20 * DAY, False))):
         notes = _restore(maker, as_of=at_ms, output=str(maker.folder / f"out{n}")).notes
-        assert any(note.startswith(said) for note in notes) == doubtful
-    assert not any(said in note for note in _restore(maker).notes)
+        assert any(note.startswith(message) for note in notes) == doubtful
+    assert not any(message in note for note in _restore(maker).notes)
 
 
 def test_rollback_applies_from_its_time(three_days):
@@ -158,13 +158,13 @@ def test_rollback_applies_from_its_time(three_days):
 
 def test_error_for_a_deleted_generation_names_the_oldest_one(three_days):
     shutil.rmtree(three_days.run_folder("t", 0, 1))
-    said = (
+    message = (
         "t-0: generation 1: it or an older one was current at 2023-11-16 12:00:00.000Z, and its files are gone; "
         "expected --generation 2 of 2023-11-17 12:00:00.000Z"
     )
     with raises_kind(NO_GENERATION) as raised:
         _restore(three_days, as_of=NOON + DAY, topics=TopicFilter(("t",)))
-    assert said in raised.value.line()
+    assert message in raised.value.line()
     with raises_kind(NO_GENERATION, match=r"not yet committed at 2023-11-15 .*expected a time from 2023-11-18"):
         _restore(three_days, as_of=NOON, topics=TopicFilter(("u",)))
     assert not (three_days.folder / "out").exists()
@@ -173,8 +173,8 @@ def test_error_for_a_deleted_generation_names_the_oldest_one(three_days):
 def test_deleted_generation_may_have_been_current(three_days):
     """The time of generation 2 is unknown, so it is unknown whether generation 1 was current after its own time."""
     shutil.rmtree(three_days.run_folder("t", 0, 2))
-    said = r"generation 2: it or an older one was current at .* expected --generation 1 of .* or --generation 3 of "
-    with raises_kind(NO_GENERATION, match=said):
+    message = r"generation 2: it or an older one was current at .* expected --generation 1 of .* or --generation 3 of "
+    with raises_kind(NO_GENERATION, match=message):
         _restore(three_days, as_of=NOON + DAY, topics=TopicFilter(("t",)))
 
 
@@ -263,7 +263,7 @@ def test_damaged_file_leaves_no_partial_output(two_generations, cut):
 
 
 class _Neighbour(Silent):
-    """Somebody who puts files into the output while a restore works."""
+    """Another process that writes files into the output during a restore."""
 
     def __init__(self, out):
         self.out = out
@@ -389,8 +389,8 @@ def test_missing_file_error_names_the_remedy(lost, kind, helps, tmp_path, capsys
     next(tmp_path.glob(lost)).unlink()
     with raises_kind(kind) as raised:
         restore.run(RestoreOptions(store, out), Silent())
-    said = raised.value.line().replace("TOPIC,", "prices").replace(" with --set", " --set")
-    assert f"compact {helps}" in said
+    message = raised.value.line().replace("TOPIC,", "prices").replace(" with --set", " --set")
+    assert f"compact {helps}" in message
     if kind is MISSING_FILE:
         assert main([*words, "--force"]) == PROBLEMS
     assert main([*words, *helps.split()]) == DONE

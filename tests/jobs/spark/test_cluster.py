@@ -31,7 +31,7 @@ from lastkey.jobs.errors import ENVIRONMENT
 from lastkey.jobs.spark.jvm import cached_delta, downloads_folder
 from tests.builders.cluster import IS_ROOT, PYTHON, Node, cluster, link, make_node
 from tests.builders.steps import Holds
-from tests.builders.stopping import descendants, wait_until_gone
+from tests.builders.stopping import descendants, wait_until_exited
 from tests.builders.trees import files_in, read_tree
 from tests.cheap_java import CHEAP
 
@@ -231,17 +231,17 @@ def _generations(store: Path) -> dict[str, bytes]:
     """Return the files of a store's generations, without names of runs and values from clocks."""
     of_run = ("manifest.json", "committed")
     files = [file for folder in _run_folders(store, committed=True) for file in files_in(folder, "*")]
-    found = {f"{p.parent.parent.name}/{p.name}": p.read_bytes() for p in files if p.name not in of_run}
-    assert len(found) == len([file for file in files if file.name not in of_run])  # a generation of each partition
-    return found
+    contents = {f"{p.parent.parent.name}/{p.name}": p.read_bytes() for p in files if p.name not in of_run}
+    assert len(contents) == len([file for file in files if file.name not in of_run])  # a generation of each partition
+    return contents
 
 
 def test_command_of_the_checkout_compacts_on_a_cluster(place, local):
     """Executors have the requested memory and cores, and their logs name the current task."""
     own = ("--conf", "spark.executor.cores=1", *_ONE)
     options = ("--master", place.master, *place.packed(), *place.logged("log-1"), *own)
-    done = place.run("./spark-submit.sh", *options, *_compact(place, place.shared / "store"))
-    assert done.returncode == 0, done.stderr
+    completed = place.run("./spark-submit.sh", *options, *_compact(place, place.shared / "store"))
+    assert completed.returncode == 0, completed.stderr
     tasks = place.tasks("log-1")
     assert tasks
     assert {executor for executor, _ in tasks} <= {"0", "1"}  # never "driver"
@@ -256,33 +256,35 @@ def test_command_of_the_checkout_compacts_on_a_cluster(place, local):
 
 def test_worker_without_lastkey_is_a_one_line_error(place):
     options = ("--master", place.master, *_SMALL, *_ONE)
-    done = place.run("./spark-submit.sh", *options, *_compact(place, place.shared / "never"), PYSPARK_PYTHON=PYTHON)
-    *others, line = done.stderr.splitlines()
+    completed = place.run(
+        "./spark-submit.sh", *options, *_compact(place, place.shared / "never"), PYSPARK_PYTHON=PYTHON
+    )
+    *others, line = completed.stderr.splitlines()
     # As that a worker is slow to begin, and of each JVM that it has incubator modules
-    assert all(" WARN " in other or other.startswith("WARNING: Using incubator") for other in others), done.stderr
+    assert all(" WARN " in other or other.startswith("WARNING: Using incubator") for other in others), completed.stderr
     assert line.startswith(
         "error: Spark's Python workers cannot run Lastkey: ModuleNotFoundError: No module named 'lastkey'"
     )
-    assert done.returncode == ENVIRONMENT
+    assert completed.returncode == ENVIRONMENT
 
 
-def _timeless(said: Any) -> Any:
+def _timeless(text: Any) -> Any:
     """Return a report without what clocks say, and who did the work."""
-    if isinstance(said, dict):
+    if isinstance(text, dict):
         varies = ("seconds", "io", "megabytes_per_second_per_core", "engine", "work", "peak_memory_bytes")
-        return {name: _timeless(value) for name, value in said.items() if name not in varies}
-    return [_timeless(value) for value in said] if isinstance(said, list) else said
+        return {name: _timeless(value) for name, value in text.items() if name not in varies}
+    return [_timeless(value) for value in text] if isinstance(text, list) else text
 
 
 def _results(output: Path, store: Path) -> dict[str, Any]:
     """Return what PROGRAM's jobs printed and wrote, by name."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, data in read_tree(output).items():
         text = data.decode("latin-1").replace(str(output), "OUTPUT").replace(str(store), "STORE")
-        found[name] = _timeless(json.loads(text)) if text.startswith("{\n") else text
-    told = ("exit_code", "erasure", "result", "remains")  # without ids of runs
-    found["erase"] = {name: found["erase"][name] for name in told}
-    return found
+        results[name] = _timeless(json.loads(text)) if text.startswith("{\n") else text
+    fields = ("exit_code", "erasure", "result", "remains")  # without ids of runs
+    results["erase"] = {name: results["erase"][name] for name in fields}
+    return results
 
 
 def _looked_up(place: Place) -> dict[str, Any]:
@@ -312,8 +314,8 @@ def test_other_jobs_and_data_sources_run_on_executors(place, local):
     run = place.spark_submit(*options, *words, store, output, NOW_MS, place.checkout)
     text, _ = run.communicate()
     assert run.returncode == 0, text
-    (told,) = re.findall(r"^\[\d+, .*", text, re.MULTILINE)  # among lines of Spark's
-    count, files, reads, memory = json.loads(told)
+    (rows,) = re.findall(r"^\[\d+, .*", text, re.MULTILINE)  # among lines of Spark's
+    count, files, reads, memory = json.loads(rows)
     with open_partition(str(ROOT / "examples" / "archive" / "prices-0")) as log:
         assert count == sum(batch.num_rows for batch in log.records(["offset"]))
     assert reads == [not IS_ROOT]
@@ -324,14 +326,14 @@ def test_other_jobs_and_data_sources_run_on_executors(place, local):
     here, here_output = place.shared / "for-jobs-here", place.shared / "output-here"
     shutil.copytree(local, here)
     here_output.mkdir()
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, place.elsewhere / "program.py", place.shared / "archive", here, here_output, str(NOW_MS)],
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_SUBMIT_ARGS": "--master local[1] pyspark-shell"},
         capture_output=True, text=True, check=False, cwd=place.shared,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     jobs = [line for line in text.splitlines() if re.fullmatch(r"[a-z-]+ \d", line)]
-    assert [job for job in jobs if job != "lookup 0"] == done.stdout.splitlines()
+    assert [job for job in jobs if job != "lookup 0"] == completed.stdout.splitlines()
     assert len(jobs) == 7
     expected = _results(here_output, here) | {"lookup": _looked_up(place)}
     assert _results(output, store) == expected
@@ -343,15 +345,15 @@ def test_different_processor_compiles_kernels_into_its_own_cache(place):
         "from lastkey.logformat.primitives.crc32c import crc32c_extend as f; import numpy; f(0, numpy.zeros(9, 'u1'))"
     )
     kept = place.elsewhere / "lastkey" / "lib" / "lastkey" / ".numba"
-    found = [set(kept.rglob("*.nbc"))]
+    cached = [set(kept.rglob("*.nbc"))]
     for processor in ({}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}):
-        done = subprocess.run(
+        completed = subprocess.run(
             place.node.as_user(place.elsewhere / "lastkey" / "bin" / "python", "-c", code), cwd=place.elsewhere,
             check=False, env=place.node.environment | processor, capture_output=True, text=True,
         )  # fmt: skip
-        assert (done.returncode, done.stderr) == (0, "")
-        found.append(set(kept.rglob("*.nbc")))
-    assert found[0] == found[1] < found[2]
+        assert (completed.returncode, completed.stderr) == (0, "")
+        cached.append(set(kept.rglob("*.nbc")))
+    assert cached[0] == cached[1] < cached[2]
 
 
 def _command(pid: int) -> str:
@@ -367,14 +369,14 @@ def _find_executor(pid: int) -> int:
 
 def _executors(place: Place) -> list[int]:
     """Return the JVMs of executors that run now."""
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
             if (path / "cwd").readlink().is_relative_to(place.node.folder) and "CoarseGrained" in _command(
                 int(path.name)
             ):
-                found.append(int(path.name))
-    return found
+                processes.append(int(path.name))
+    return processes
 
 
 def test_executor_killed_in_each_stage_only_delays_the_run(place, local):
@@ -390,17 +392,17 @@ def test_executor_killed_in_each_stage_only_delays_the_run(place, local):
                 pid = holds.wait(stage, run.pid)
                 if stage == "table committed":
                     os.kill(_executors(place)[0], signal.SIGKILL)
-                    holds.let_go(stage)
+                    holds.release(stage)
                 else:
                     held.append(pid)
                     os.kill(_find_executor(pid), signal.SIGKILL)
         except BaseException:
             run.kill()
             raise
-        said, _ = reading.result()
-    assert run.returncode == 0, said
+        output, _ = reading.result()
+    assert run.returncode == 0, output
     for pid in held:
-        wait_until_gone(pid)
+        wait_until_exited(pid)
     assert len(place.events("log-4", "SparkListenerExecutorRemoved")) >= len(held)
     for by in ("none", "always"):
         assert _generations(place.shared / f"by-{by}") == _generations(local), by
@@ -435,7 +437,7 @@ def test_resumed_executor_does_not_affect_its_replacement(place, local, installe
         assert run.returncode == 0, errors
         assert [event for event in place.events("log-5", "SparkListenerTaskStart") if event["Task Info"]["Speculative"]]
         before, (late,) = read_tree(store), _run_folders(store, committed=False)
-        holds.let_go("read back")
+        holds.release("read back")
         os.kill(worker, signal.SIGCONT)
         holds.wait("partition done", worker)
         after = read_tree(store)

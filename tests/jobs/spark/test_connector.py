@@ -50,9 +50,9 @@ def test_hadoop_gets_the_endpoint_without_credentials(given, expected, tmp_path)
     nowhere = {name: str(tmp_path / "none") for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
     cleared = {**UNSET, "AWS_PROFILE": None, "AWS_DEFAULT_REGION": None, "AWS_ENDPOINT_URL_S3": None}
     with environment({**cleared, **nowhere, **given, "AWS_SECRET_ACCESS_KEY": SECRET}):
-        found = hadoop_settings(f"{BUCKET}/x")
-    assert found.pop(PROVIDER).endswith("DefaultCredentialsProvider")
-    assert found == {f"fs.s3a.{name}": value for name, value in expected.items()}
+        settings = hadoop_settings(f"{BUCKET}/x")
+    assert settings.pop(PROVIDER).endswith("DefaultCredentialsProvider")
+    assert settings == {f"fs.s3a.{name}": value for name, value in expected.items()}
     assert hadoop_settings("/a/path") == {}
 
 
@@ -67,9 +67,9 @@ def test_hadoop_gets_the_endpoint_without_credentials(given, expected, tmp_path)
 def test_google_connector_gets_the_server_without_credentials(uri, server, expected, tmp_path):
     key = str(tmp_path / SECRET)
     with environment({"STORAGE_EMULATOR_HOST": server, "GOOGLE_APPLICATION_CREDENTIALS": key}):
-        found = hadoop_settings(uri)
-    assert found.pop("fs.gs.block.size").isdigit()
-    assert found == {f"fs.gs.{name}": value for name, value in expected.items()}
+        settings = hadoop_settings(uri)
+    assert settings.pop("fs.gs.block.size").isdigit()
+    assert settings == {f"fs.gs.{name}": value for name, value in expected.items()}
 
 
 @pytest.mark.spark
@@ -125,12 +125,14 @@ def test_failed_download_of_a_connector_is_a_one_line_error(tmp_path):
     options = f"--conf spark.jars.ivy={tmp_path} --conf spark.jars.ivySettings={tmp_path}/nowhere.xml --master local[1]"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_SUBMIT_ARGS": f"{options} pyspark-shell"}
     words = ["lookup", str(EXAMPLE), "--store", str(tmp_path / "store"), "--at", "2026-11-21T02:30Z"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "lastkey", *words], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == ENVIRONMENT
-    *_, line = done.stderr.splitlines()
-    assert re.match(r"error: io\.delta:delta-spark\S+ could not be fetched: .*check the network", line), done.stderr
+    assert completed.returncode == ENVIRONMENT
+    *_, line = completed.stderr.splitlines()
+    assert re.match(r"error: io\.delta:delta-spark\S+ could not be fetched: .*check the network", line), (
+        completed.stderr
+    )
 
 
 @pytest.fixture(scope="module")
@@ -163,21 +165,21 @@ def list_commands(archive: str, store: str, folder: str) -> list[list[str]]:
 
 def in_processes(commands: list[list[str]]) -> tuple[list[tuple[int, object]], str]:
     """Run each command in a process of its own; return their exit codes and reports, `alike`, and all that was said."""
-    found, said = [], ""
+    outputs, text = [], ""
     for words in commands:
         command = [sys.executable, "-m", "lastkey", *words, "--json"]
         with environment({"PYTHONPATH": str(ROOT)}):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        said += done.stdout + done.stderr
-        found.append((done.returncode, alike(json.loads(done.stdout))))
-    return found, said
+            completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        text += completed.stdout + completed.stderr
+        outputs.append((completed.returncode, alike(json.loads(completed.stdout))))
+    return outputs, text
 
 
-def alike(said: object) -> object:
+def alike(text: object) -> object:
     """Return a report without what a second run, or another folder, makes different."""
-    if isinstance(said, dict):
-        return {name: alike(value) for name, value in said.items() if name not in (*PLACES, *VARIES)}
-    return [alike(value) for value in said] if isinstance(said, list) else said
+    if isinstance(text, dict):
+        return {name: alike(value) for name, value in text.items() if name not in (*PLACES, *VARIES)}
+    return [alike(value) for value in text] if isinstance(text, list) else text
 
 
 @pytest.mark.spark
@@ -200,12 +202,12 @@ def test_tables_in_a_bucket_equal_those_on_a_disk(spark, bucket, tmp_path, capsy
     profile |= {name: str(tmp_path / profile[name]) for name in profile if name != "AWS_PROFILE"}
     bucket.signed.clear()
     with environment({**UNSET, **profile, "SPARK_CONF_DIR": str(tmp_path / "conf")}):
-        found, said = in_processes(list_commands(f"{BUCKET}/archive", f"{BUCKET}/tables", f"{BUCKET}/asked"))
-    assert found == [(code, alike(report)) for code, report in expected], said
+        outputs, shown = in_processes(list_commands(f"{BUCKET}/archive", f"{BUCKET}/tables", f"{BUCKET}/asked"))
+    assert outputs == [(code, alike(report)) for code, report in expected], shown
     assert {*bucket.signed} == {("PKEY", "eu-north-1")}
     logs = [path.read_text() for path in (tmp_path / "conf").rglob("*") if path.is_file()]
     assert sum("fs.s3a" in text for text in logs) > 0
-    assert SECRET not in "".join((*logs, said))
+    assert SECRET not in "".join((*logs, shown))
 
 
 @pytest.mark.slow
@@ -224,10 +226,10 @@ def test_tables_in_a_cloud_equal_those_on_a_disk(server, place, seen, tmp_path):
     with server(), environment({"SPARK_CONF_DIR": str(tmp_path / "conf")}):
         put(EXAMPLE, f"{place}/archive")
         put(tmp_path / "asked", f"{place}/asked")
-        found, said = in_processes(list_commands(f"{place}/archive", f"{place}/tables", f"{place}/asked"))
-    assert [code for code, _ in found] == [0] * 5, said
+        outputs, shown = in_processes(list_commands(f"{place}/archive", f"{place}/tables", f"{place}/asked"))
+    assert [code for code, _ in outputs] == [0] * 5, shown
     expected, _ = in_processes(list_commands(str(EXAMPLE), str(tmp_path / "store"), str(tmp_path / "asked")))
-    assert found == expected, said
+    assert outputs == expected, shown
     logs = [path.read_text() for path in (tmp_path / "conf").rglob("*") if path.is_file()]
     assert sum(seen in text for text in logs) > 0
-    assert KEY not in "".join((*logs, said))
+    assert KEY not in "".join((*logs, shown))

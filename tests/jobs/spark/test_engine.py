@@ -1,4 +1,4 @@
-"""Choice of the engine: the switch, its line in the report, and no silent move away from Spark."""
+"""Choice of the engine: the option, its line in the report, and no silent fallback from Spark."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ def test_threads_engine_refuses_tables(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     (tmp_path / "q.csv").write_text("topic,partition,offset\n")
-    given = [str(tmp_path / word) if word.endswith(".csv") else word for word in words]
+    arguments = [str(tmp_path / word) if word.endswith(".csv") else word for word in words]
     of = ["--store", str(tmp_path / "store")] if words[0] == "--at" else []
-    assert cli.main(["lookup", "examples/archive", *of, *given, "--engine", "threads"]) == errors.USAGE
+    assert cli.main(["lookup", "examples/archive", *of, *arguments, "--engine", "threads"]) == errors.USAGE
     assert "reads and writes tables through Spark" in capsys.readouterr().err
 
 
@@ -174,8 +174,8 @@ def test_properties_of_a_file_named_by_the_user_are_applied(
     typed = ["--conf", "spark.executor.cores=1"]  # overrides the file's, without a note
 
     def names(arguments: list[str], environment: dict[str, str]) -> list[str]:
-        given = submit.user_options(arguments, environment).names
-        return [name for name in given if "executor.cores" not in name]
+        names = submit.user_options(arguments, environment).names
+        return [name for name in names if "executor.cores" not in name]
 
     machine = {"SPARK_CONF_DIR": str(tmp_path)}
     file = ["--properties-file", str(path)]
@@ -185,8 +185,8 @@ def test_properties_of_a_file_named_by_the_user_are_applied(
         (typed, machine, of_machine, IN_DEFAULTS),
     ):
         notes = without_effect(names(given, environment), work)
-        found = [note.partition(": no effect")[0] for note in notes]
-        assert found == [", ".join(f"{name}{ending}" for name in expected.split(", "))] * bool(expected)
+        options = [note.partition(": no effect")[0] for note in notes]
+        assert options == [", ".join(f"{name}{ending}" for name in expected.split(", "))] * bool(expected)
 
 
 def test_properties_file_without_settings_is_reported(tmp_path: Path) -> None:
@@ -256,11 +256,11 @@ def test_spark_options_of_the_environment_files_and_command_line_are_reported(tm
     properties.write_text("spark.jars.packages hush\n")
     options = ("--properties-file", properties, "--conf", "spark.ui.enabled=false")
     words = (*options, "verify", "examples/archive", "--topics", "prices", "--json")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "lastkey", *words], cwd=ROOT, capture_output=True, text=True, check=False,
         env=os.environ | {"PYSPARK_SUBMIT_ARGS": "--master local[3] --queue q pyspark-shell"},
     )  # fmt: skip
-    report = json.loads(done.stdout)
+    report = json.loads(completed.stdout)
     assert report["engine"]["threads"] == 3
     names = "--queue, --conf spark.ui.enabled, spark.jars.packages in --properties-file"
     assert f"{names}: no effect, because no Spark was needed" in report["notes"]
@@ -277,8 +277,8 @@ def test_first_command_of_the_readme_runs_on_spark(tmp_path: Path) -> None:
     words = ("compact", "examples/archive", "--store", store, "--config", TOPICS, "--now", NOW_MS, "--json")
     done = lastkey(*events, *words)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    work = said["engine"]
+    result = json.loads(done.stdout)
+    work = result["engine"]
     assert (work["threads"], work["tasks"]) == (0, 4)
     [log] = logs.iterdir()
     assert work["application"] in log.name
@@ -296,10 +296,10 @@ def test_first_command_of_the_readme_runs_on_spark(tmp_path: Path) -> None:
 
     again = lastkey(*events, *words)
     assert again.returncode == 0, again.stderr
-    said = json.loads(again.stdout)
-    assert said["engine"] is None and {p["status"] for p in said["partitions"]} == {"not_due"}
+    result = json.loads(again.stdout)
+    assert result["engine"] is None and {p["status"] for p in result["partitions"]} == {"not_due"}
     assert len(list(logs.iterdir())) == 1, "a second session"
-    assert any(note.startswith("--conf spark.eventLog.enabled") for note in said["notes"])
+    assert any(note.startswith("--conf spark.eventLog.enabled") for note in result["notes"])
 
     threads = lastkey("--driver-memory", "9999g", *words[:3], tmp_path / "other", *words[4:8], "--engine", "threads")
     assert threads.returncode == 0, threads.stderr

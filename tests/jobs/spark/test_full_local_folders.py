@@ -46,13 +46,13 @@ def test_full_local_folder_ends_a_run_and_the_next_run_succeeds(tmp_path: Path) 
     def compact(store: Path, split: str) -> tuple[int, dict[str, Any]]:
         words = ["--conf", f"spark.local.dir={local}", "compact", str(part.root), "--store", str(store)]
         words += ["--config", str(tmp_path / f"{split}.toml"), "--now", str(NOW_MS), "--json"]
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "lastkey", *words], env=environment, cwd=_ROOT, capture_output=True, text=True,
             timeout=300, check=False,
         )  # fmt: skip
         assert tree(part.root) == before
-        assert "please report" not in done.stderr, done.stderr
-        return done.returncode, json.loads(done.stdout)
+        assert "please report" not in completed.stderr, completed.stderr
+        return completed.returncode, json.loads(completed.stdout)
 
     with library(tmp_path) as preloaded:
         environment = Control.environment(preloaded, tmp_path / "control")
@@ -94,10 +94,10 @@ def test_full_local_disk_ends_a_run_and_the_next_run_succeeds(
     words += ["--config", str(tmp_path / "always.toml"), "--now", str(NOW_MS), "--json"]
     mount = f'mount -t tmpfs -o {left} none {shlex.quote(str(local))} && exec "$@"'
     command = [*within, "sh", "-c", mount, "sh", sys.executable, "-m", "lastkey", *words]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert "please report" not in done.stderr, done.stderr
-    error = json.loads(done.stdout)["error"]
-    assert (done.returncode, error["kind"]) == (5, kind), error
+    completed = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert "please report" not in completed.stderr, completed.stderr
+    error = json.loads(completed.stdout)["error"]
+    assert (completed.returncode, error["kind"]) == (5, kind), error
     assert str(local) in error["message"] or "spark.local.dir" in error["hint"], error
     assert tree(part.root) == before
     assert not open_state(str(part.store)).checkpoints()

@@ -11,7 +11,7 @@ from lastkey.jobs.spark.submit import UserOptions, user_options
 from tests.builders.errors import raises_kind
 
 
-def _said(*arguments, kind=BAD_MASTER):
+def error_text(*arguments, kind=BAD_MASTER):
     with raises_kind(kind) as raised:
         master.check_master(user_options(arguments, {}))
     assert raised.value.exit_code == ENVIRONMENT
@@ -41,19 +41,19 @@ def test_masters_known_to_spark_are_accepted(name):
     ["local[x]", "local[0]", "local[-1]", "local[]", "locl[2]", "local[2", "localhost", "mesos://a:1", "Yarn", ""],
 )
 def test_unknown_master_is_refused(name):
-    assert _said("--master", name).startswith("--master: expected local, local[N], ")
-    assert _said("--conf", f"spark.master={name}").endswith(f", found {name}")
+    assert error_text("--master", name).startswith("--master: expected local, local[N], ")
+    assert error_text("--conf", f"spark.master={name}").endswith(f", found {name}")
 
 
 @pytest.mark.parametrize(
     "name", ["spark://", "spark://a", "spark://a:b", "spark://a:1,", "spark://a:1,b", "spark:///a:1", "spark://a:65536"]
 )
 def test_standalone_master_without_host_or_port_is_refused(name):
-    assert _said("--master", name) == f"--master: expected spark://HOST:PORT[,HOST:PORT...], found {name}"
+    assert error_text("--master", name) == f"--master: expected spark://HOST:PORT[,HOST:PORT...], found {name}"
 
 
 def test_unsupported_masters_are_refused():
-    assert "only client mode" in _said("--deploy-mode", "cluster", kind=SPARK_NOT_STARTED)
+    assert "only client mode" in error_text("--deploy-mode", "cluster", kind=SPARK_NOT_STARTED)
 
 
 def test_master_is_validated_before_spark_starts(monkeypatch, tmp_path):
@@ -81,7 +81,7 @@ def test_every_address_of_a_standalone_master_is_tried(monkeypatch):
     monkeypatch.setattr(socket, "create_connection", connect)
     monkeypatch.setattr(master, "_ANSWER_SECONDS", 0.2)
     try:
-        output = _said("--master", "spark://nowhere:7077,[::1]:7078,slow:7079")
+        output = error_text("--master", "spark://nowhere:7077,[::1]:7078,slow:7079")
         assert output == (
             "--master spark://nowhere:7077,[::1]:7078,slow:7079: expected a Spark master that answers, found "
             "nowhere:7077: Name or service not known; ::1:7078: Connection refused; slow:7079: no answer within 0 s"
@@ -96,6 +96,6 @@ def test_master_port_without_a_listener_is_an_error():
     with socket.socket() as unused, socket.create_server(("127.0.0.1", 0)) as server:
         unused.bind(("127.0.0.1", 0))  # and does not listen
         closed = f"127.0.0.1:{unused.getsockname()[1]}"
-        assert _said("--master", f"spark://{closed}").endswith(f"found {closed}: Connection refused")
+        assert error_text("--master", f"spark://{closed}").endswith(f"found {closed}: Connection refused")
         listening = f"spark://{closed},127.0.0.1:{server.getsockname()[1]}"
         master.check_master(UserOptions(conf={"spark.master": listening}))

@@ -50,8 +50,10 @@ def test_resolver_downloads_the_jars_of_the_class_path(spark, tmp_path):
     code = "from lastkey.jobs.spark import session; session.start().stop()"
     options = f"--master local[1] --conf spark.jars.ivy={tmp_path} pyspark-shell"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_SUBMIT_ARGS": options}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stderr
     assert sorted(path.name for path in (tmp_path / "jars").iterdir()) == sorted(jvm._DELTA_FILES)
 
 
@@ -60,11 +62,11 @@ def test_connectors_for_tables_in_buckets_are_resolved(tmp_path):
     _jars(tmp_path)
     ours = {"spark.jars.ivy": str(tmp_path)}
     tables = ("s3a://b/x", "s3a://b/y", "abfs://c@a/x", "gs://b/x", "/a/path")
-    found = jvm.settings_for(UserOptions(conf=ours), java, tables=tables)
-    names = [package.split(":")[1] for package in found["spark.jars.packages"].split(",")]
+    settings = jvm.settings_for(UserOptions(conf=ours), java, tables=tables)
+    names = [package.split(":")[1] for package in settings["spark.jars.packages"].split(",")]
     assert names == ["hadoop-aws", "s3", "s3-transfer-manager", "sts", "apache-client", "hadoop-azure"]
-    assert found["spark.jars.excludes"] == jvm.NOT_NEEDED
-    assert "spark.driver.extraClassPath" in found
+    assert settings["spark.jars.excludes"] == jvm.NOT_NEEDED
+    assert "spark.driver.extraClassPath" in settings
     user = UserOptions(conf=ours | {"spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.4.1"})
     theirs = jvm.settings_for(user, java, tables=tables)
     assert theirs["spark.jars.packages"] == "org.apache.hadoop:hadoop-azure:3.5.0"
@@ -147,19 +149,19 @@ _GATEWAY = PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParamete
 def test_error_for_a_failed_download_names_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     packages = {"spark.jars.packages": "io.delta:delta"}
-    found = session._start_error(_GATEWAY, packages, None)
-    assert found.kind is NO_JARS
-    assert "io.delta:delta" in str(found)
-    assert "network" in found.advice
+    error = session._start_error(_GATEWAY, packages, None)
+    assert error.kind is NO_JARS
+    assert "io.delta:delta" in str(error)
+    assert "network" in error.advice
     (tmp_path / ".m2" / "repository").mkdir(parents=True)
-    found = session._start_error(_GATEWAY, packages, None)
-    assert "poms without jars" in found.advice
+    error = session._start_error(_GATEWAY, packages, None)
+    assert "poms without jars" in error.advice
 
 
 def test_error_for_a_terminated_jvm_refers_to_its_output():
-    said = session._start_error(_GATEWAY, {}, None)
-    assert said.kind is SPARK_NOT_STARTED
-    assert str(said) == "Spark did not start: its JVM ended; the lines above say why"
+    error = session._start_error(_GATEWAY, {}, None)
+    assert error.kind is SPARK_NOT_STARTED
+    assert str(error) == "Spark did not start: its JVM ended; the lines above say why"
 
 
 def _java(text, cause=None):
@@ -181,7 +183,7 @@ def test_the_cause_of_a_jvm_error_is_reported():
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    ("options", "environment", "said"),
+    ("options", "environment", "message"),
     [
         ("--conf spark.task.cpus=zz", {}, "spark.task.cpus"),
         ("--driver-memory 100m", {}, "must be at least"),
@@ -191,18 +193,18 @@ def test_the_cause_of_a_jvm_error_is_reported():
         ("", {"PYSPARK_PYTHON": "/nonexistent/python"}, 'Cannot run program "/nonexistent/python"'),
     ],
 )
-def test_impossible_spark_settings_are_reported_in_one_line(tmp_path, options, environment, said):
+def test_impossible_spark_settings_are_reported_in_one_line(tmp_path, options, environment, message):
     config = tmp_path / "t.toml"
     config.write_text('[topics.prices]\n"cleanup.policy" = "compact"\n[job]\n"engine" = "spark"\n')
     words = ("compact", "examples/archive", "--store", str(tmp_path / "store"), "--config", str(config))
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "lastkey", *options.split(), *words], env={**os.environ, **environment}, cwd=ROOT,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    *of_spark, line = done.stderr.splitlines()
-    assert line.startswith("error: ") and said in line and "please report" not in line
-    assert not any(other.startswith(("error: ", "Traceback")) for other in of_spark), done.stderr
-    assert done.returncode == ENVIRONMENT
+    *of_spark, line = completed.stderr.splitlines()
+    assert line.startswith("error: ") and message in line and "please report" not in line
+    assert not any(other.startswith(("error: ", "Traceback")) for other in of_spark), completed.stderr
+    assert completed.returncode == ENVIRONMENT
 
 
 @pytest.mark.slow
@@ -242,12 +244,12 @@ def test_session_finds_the_data_sources_with_any_python_path():
         "PYSPARK_SUBMIT_ARGS": f"--master local[1] --conf spark.pyspark.python={sys.executable} pyspark-shell",
         "JAVA_HOME": str(jvm.find_java().parent.parent), "PYTHONPATH": str(ROOT),
     }  # fmt: skip
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 10_000
+    assert completed.returncode == 0, completed.stderr
+    assert int(completed.stdout) > 10_000
 
 
 @pytest.mark.slow
@@ -261,11 +263,11 @@ def test_workers_import_lastkey_from_the_path_of_a_script(tmp_path):
         "print(report.work.spark, report.exit_code, os.environ.get('PYTHONPATH'))\n"
     )
     bare = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYSPARK_PYTHON")}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, env=bare | {"JAVA_HOME": str(jvm.find_java().parents[1])},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.stdout, done.returncode) == (f"{pyspark.__version__} 0 None\n", 0), done.stderr
+    assert (completed.stdout, completed.returncode) == (f"{pyspark.__version__} 0 None\n", 0), completed.stderr
 
 
 @pytest.mark.parametrize(

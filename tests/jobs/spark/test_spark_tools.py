@@ -52,12 +52,12 @@ def test_jobs_and_stages_have_names_and_metrics_in_the_ui_and_in_event_logs(tmp_
     events.mkdir()
     options = f"{_OPTIONS} --conf spark.eventLog.dir={events.as_uri()} --conf spark.eventLog.compress=false"
     environment = {"PYSPARK_SUBMIT_ARGS": f"{options} pyspark-shell", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", _RUNS, str(tmp_path)], cwd=ROOT, env={**os.environ, **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    shown = json.loads(done.stdout)
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    shown = json.loads(completed.stdout)
     assert shown["metrics"] == shown["done"] and all(shown["done"])
     [log] = events.glob("*/events_*")
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]

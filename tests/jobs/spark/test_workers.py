@@ -17,7 +17,7 @@ from lastkey.logformat.storage import io_counts
 PATIENCE = 60.0
 
 
-class Heard:
+class ReadCounter:
     wants_results = True
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ def test_results_have_the_order_of_the_items() -> None:
             assert last_began.wait(PATIENCE)
         return item * item
 
-    heard = Heard()
+    heard = ReadCounter()
     with closing(Threads(2)) as workers:
         assert workers.run(work, range(10), "work", heard) == [i * i for i in range(10)]
         assert sorted(heard.ends) == [(i, i * i) for i in range(10)]
@@ -50,7 +50,7 @@ def test_results_have_the_order_of_the_items() -> None:
 
 def test_reads_of_tasks_are_counted_and_unneeded_tasks_are_cancelled() -> None:
     begun, go_on = threading.Event(), threading.Event()
-    heard = Heard()
+    heard = ReadCounter()
 
     def work(item: int) -> None:
         io_counts.notify(7)
@@ -127,7 +127,7 @@ def test_end_of_a_run_does_not_wait_for_unfinished_work() -> None:
 
 @pytest.mark.spark
 def test_spark_tasks_report_the_same_progress(spark) -> None:  # type: ignore[no-untyped-def]
-    heard = Heard()
+    heard = ReadCounter()
 
     def work(item: int) -> int:
         io_counts.notify(item)
@@ -146,7 +146,7 @@ def test_garbage_collection_of_a_worker_excludes_imported_modules(spark) -> None
         return os.getpid(), gc.get_freeze_count(), len(gc.get_objects())
 
     first = {process for process, _, _ in run_tasks(spark, tracked, range(4), "the first tasks of the workers")}
-    later = [found for _ in range(3) for found in run_tasks(spark, tracked, range(4), "later tasks")]
+    later = [tracked_result for _ in range(3) for tracked_result in run_tasks(spark, tracked, range(4), "later tasks")]
     again = [(frozen, left) for process, frozen, left in later if process in first]
     assert again
     assert all(frozen > 10 * left for frozen, left in again)

@@ -126,10 +126,10 @@ def client(yarn: Yarn, *words: object, **more: str) -> Iterator[Client]:
     """Yield a client's running command, whose own Python is the tests'. Kill it if it still runs afterwards."""
     environment = {**yarn.environment, "LASTKEY_VENV": sys.prefix, **more}
     command = [str(word) for word in words]
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=said, text=True)
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as file:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=file, text=True)
         try:
-            yield Client(process, (out, said))
+            yield Client(process, (out, file))
         finally:
             process.kill()
             process.wait()
@@ -145,8 +145,8 @@ def submit_to_cluster(yarn: Yarn, pack: str, *words: object, options: tuple[str,
     ours += ["--conf", "spark.yarn.maxAppAttempts=1", *options]
     command = (SPARK / "bin" / "spark-submit", *ours, ROOT / "lastkey" / "__main__.py", *words)
     with client(yarn, *command, PYSPARK_PYTHON="./lastkey/bin/python") as run:
-        code, _, said = run.finish()
-    return code, said
+        code, _, output = run.finish()
+    return code, output
 
 
 def segments(store: Path) -> dict[tuple[str, str], bytes]:
@@ -155,9 +155,9 @@ def segments(store: Path) -> dict[tuple[str, str], bytes]:
     """
     every = {Path(path): data for path, data in read_tree(store / "segments").items()}
     files = {path: data for path, data in every.items() if path.parent / "committed" in every}
-    found = {(path.parts[0], path.name): data for path, data in files.items()}
-    assert len(found) == len(files) > 0
-    return {name: data for name, data in found.items() if name[1] not in ("manifest.json", "committed")}
+    contents = {(path.parts[0], path.name): data for path, data in files.items()}
+    assert len(contents) == len(files) > 0
+    return {name: data for name, data in contents.items() if name[1] not in ("manifest.json", "committed")}
 
 
 def found_by(report: dict[str, Any]) -> list[Any]:
@@ -204,27 +204,27 @@ def test_client_mode_jobs_survive_killed_containers_and_applications(yarn, pack,
             os.kill(process, signal.SIGKILL)
         wait_for_segments(tmp_path / "killed", run)
         yarn.kill_application()
-        code, out, said = run.finish()
+        code, out, output = run.finish()
     places, *printed = out.split("\0")
     for file, folder, python_path, path in json.loads(places):
         assert Path(file).is_relative_to(yarn.folder)  # in the archive that YARN unpacked
         assert Path(folder).is_relative_to(yarn.folder)
         assert str(ROOT) not in [*python_path.split(os.pathsep), *path]
-    found = dict(zip(commands, map(json.loads, printed), strict=True))
+    reports = dict(zip(commands, map(json.loads, printed), strict=True))
     words["reindex"][3] = str(tmp_path / "here")
     for name in compared:
         alone = json.loads(CliRunner().invoke(cli.lastkey, words[name]).stdout)
-        assert found_by(found[name]) == found_by(alone), name
-        assert found[name]["engine"]["tasks"] > 0, name
+        assert found_by(reports[name]) == found_by(alone), name
+        assert reports[name]["engine"]["tasks"] > 0, name
     assert read_tree(tmp_path / "there") == read_tree(tmp_path / "here") != {}
-    assert found["delayed"]["exit_code"] == 0, said
+    assert reports["delayed"]["exit_code"] == 0, output
     assert any(", try 1" in text for text in yarn.container_logs().values())  # else it was killed too late
     assert lastkey.compact(many, tmp_path / "alone", config=config, now_ms=NOW_MS).exit_code == 0
     assert segments(tmp_path / "delayed") == segments(tmp_path / "alone")
-    error = found["killed"]["error"]
-    assert (code, error["kind"], error["exit_code"]) == (5, "SparkEndedError", 5), said
-    assert "state KILLED" in said  # Spark's own line
-    assert "unexpected:" not in said
+    error = reports["killed"]["error"]
+    assert (code, error["kind"], error["exit_code"]) == (5, "SparkEndedError", 5), output
+    assert "state KILLED" in output  # Spark's own line
+    assert "unexpected:" not in output
 
 
 CLOUDS = [
@@ -249,16 +249,16 @@ def test_archive_store_and_tables_can_be_in_a_bucket(
         options.append("--num-executors=1")  # any executor may read the bucket
         options += [f"--jars={GOOGLES_JAR}"] if scheme == "gs" else []
         words = compact_words(f"{scheme}://logs/archive", f"{scheme}://logs/store", config.name)
-        code, said = submit_to_cluster(yarn, pack, *words, "--json", options=(*options, f"--files={config}"))
-        assert code == 0, said
+        code, output = submit_to_cluster(yarn, pack, *words, "--json", options=(*options, f"--files={config}"))
+        assert code == 0, output
         assert json.loads(said_by_driver(yarn))["exit_code"] == 0
         get(f"{scheme}://logs/store", tmp_path / "store")
         lookup = ["lookup", f"{scheme}://logs/archive", "--store", f"{scheme}://logs/minutes"]
         lookup += ["--at", "2026-11-21T02:30Z", "--json"]
         ours = ("--master", "yarn", "--archives", pack, *options)
         with client(yarn, "./spark-submit.sh", *ours, *lookup, **settings) as run:
-            code, out, said = run.finish()
-        assert code == 0, said
+            code, out, output = run.finish()
+        assert code == 0, output
     assert segments(tmp_path / "store") == segments(here)
     assert first_offsets(out) == AT_HALF_PAST_TWO
 
@@ -273,8 +273,8 @@ def first_offsets(report: str) -> dict[str, list[int]]:
 def test_a_job_with_nothing_to_do_succeeds_in_cluster_mode(yarn, pack, here):
     """The run needs no session, but YARN counts an end without a session as a failure."""
     none = ("--conf=spark.dynamicAllocation.enabled=true", "--conf=spark.executor.instances=0")
-    code, said = submit_to_cluster(yarn, pack, "runs", "--store", here, options=none)
-    assert code == 0, said
+    code, output = submit_to_cluster(yarn, pack, "runs", "--store", here, options=none)
+    assert code == 0, output
     assert said_by_driver(yarn).endswith(f"1 run in {here}; exit code 0\n")
 
 
@@ -284,8 +284,8 @@ def test_a_job_that_finds_problems_fails_in_cluster_mode(yarn, pack, tmp_path):
     with files_in(part)[0].open("r+b") as log:
         log.seek(2000)
         log.write(b"damage")
-    code, said = submit_to_cluster(yarn, pack, "verify", part.parent, options=("--num-executors=1",))
+    code, output = submit_to_cluster(yarn, pack, "verify", part.parent, options=("--num-executors=1",))
     assert code == 1
-    assert "final status: FAILED" in said
-    assert "diagnostics: User application exited with status 3\n" in said
+    assert "final status: FAILED" in output
+    assert "diagnostics: User application exited with status 3\n" in output
     assert "prices-0" in said_by_driver(yarn)

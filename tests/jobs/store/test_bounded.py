@@ -1,4 +1,4 @@
-"""State stays as large as it is, whatever number of runs: by a given clock, and file times that are set back."""
+"""The size of the state is bounded for any number of runs: with a given clock, and with modified file times."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ Actor = Writer | Vacuum | Reader | Rebuild
 
 @dataclass(frozen=True)
 class World:
-    """All that there is."""
+    """State of the model."""
 
     log: tuple[Entry, ...]
     files: frozenset[str]
@@ -164,7 +164,7 @@ class World:
 
     @property
     def is_lost(self) -> bool:
-        """True if the table is gone."""
+        """True if the table is lost."""
         return bool(self.past) and not self.log
 
 
@@ -178,8 +178,8 @@ def current(log: tuple[Entry, ...]) -> dict[int, str]:
 
 def folder(world: World, run: str, partition: int) -> Made:
     """Return a run's folder; for "" one that covers nothing."""
-    found = (one for one in world.made if (one.run, one.partition) == (run, partition))
-    return next(found, Made("", partition, 0, "", frozenset()))
+    generations = (one for one in world.made if (one.run, one.partition) == (run, partition))
+    return next(generations, Made("", partition, 0, "", frozenset()))
 
 
 def write(world: World, w: Writer) -> World:
@@ -201,8 +201,8 @@ def used(world: World, runs: Collection[str]) -> set[str]:
 def rebuilt(world: World, partition: int, rules: frozenset[Rule]) -> str | None:
     """Return the run that counts if the tables are lost now; None: a question."""
     existing = candidates(world, partition)
-    said = [one for one in existing if one.run in world.said or Rule.COMMITTED not in rules]
-    top = max(said, key=lambda one: one.number, default=None)
+    confirmed = [one for one in existing if one.run in world.said or Rule.COMMITTED not in rules]
+    top = max(confirmed, key=lambda one: one.number, default=None)
     if top is None or (Rule.ABOVE in rules and any(one.number > top.number for one in existing)):
         return None
     return top.run if top.uses in world.files else None
@@ -286,8 +286,8 @@ def writer(world: World, w: Writer, rules: frozenset[Rule]) -> Iterator[tuple[Wo
         for failing in (world,) if refused else (replace(world, faults=world.faults - 1),) if world.faults else ():
             made = w.attempt and found_by(w, world, rules)
             pending = w.attempt and end == w.base and Rule.PENDING in rules
-            said = "unsure" if pending else "conflict"
-            yield failing, replace(w, step="say") if made else replace(w, step="done", said=said)
+            outcome = "unsure" if pending else "conflict"
+            yield failing, replace(w, step="say") if made else replace(w, step="done", said=outcome)
     elif w.step == "put":
         moves = tuple((p, before, w.new(rules)) for p, before in zip(w.partitions, w.planned, strict=True))
         entry = Entry(w.name, w.attempt, moves)
@@ -382,10 +382,10 @@ def rebuild(world: World, r: Rebuild, rules: frozenset[Rule]) -> Iterator[tuple[
     elif r.step == "put":
         if world.log:
             yield world, replace(r, step="done", said="conflict")
-        elif not (under_way(world) and Rule.QUIET in rules):
+        elif not (has_pending_commits(world) and Rule.QUIET in rules):
             moves = tuple((partition, "", run) for partition, run, _ in r.counts)
-            asked = frozenset(partition for partition, _, chosen in r.counts if chosen)
-            entry = Entry(r.name, r.attempt, moves, asked=asked)
+            chosen_partitions = frozenset(partition for partition, _, chosen in r.counts if chosen)
+            entry = Entry(r.name, r.attempt, moves, asked=chosen_partitions)
             tried = replace(r, step="search", attempt=r.attempt + 1)
             yield put(world, 0, entry, rules)[0], replace(r, step="say")
             if world.faults:
@@ -411,7 +411,7 @@ def answers(world: World, rules: frozenset[Rule]) -> Iterator[tuple[tuple[int, s
     return itertools.product(*each)
 
 
-def under_way(world: World) -> bool:
+def has_pending_commits(world: World) -> bool:
     """Return whether a commit on the lost table may still come."""
     rebuilds = {actor.name for actor in world.actors if isinstance(actor, Rebuild)}
     return any(request.entry.actor not in rebuilds for request in world.sent) or any(
@@ -425,8 +425,8 @@ def wrong(world: World, rules: frozenset[Rule]) -> str:
         now: dict[int, str] = {}
         for entry in log:
             for partition, before, after in entry.moves:
-                if (found := now.get(partition, "")) != before:
-                    return f"{entry.actor} moved partition {partition} from {before!r}, but it was at {found!r}"
+                if (problem := now.get(partition, "")) != before:
+                    return f"{entry.actor} moved partition {partition} from {before!r}, but it was at {problem!r}"
                 now[partition] = after
     if world.past and world.log:
         first, stood = world.log[0], current(world.past)
@@ -443,8 +443,8 @@ def wrong(world: World, rules: frozenset[Rule]) -> str:
     entries = (*world.past, *world.log)
     committed = {run for entry in entries for _, _, run in entry.moves}
     for partition, run in now.items():
-        if (found := rebuilt(world, partition, rules)) not in (run, None):
-            return f"rebuild-state would take {found} for {run}"
+        if (problem := rebuilt(world, partition, rules)) not in (run, None):
+            return f"rebuild-state would take {problem} for {run}"
         mine = [one for one in world.made if one.partition == partition and one.run in committed]
         left = [one.covers for one in mine if {one.run, one.uses} <= world.files]
         if removed := frozenset[int]().union(*(one.covers for one in mine)).difference(*left):
@@ -470,8 +470,8 @@ def reachable(first: World, rules: frozenset[Rule]) -> tuple[int, str]:
     seen, todo = {first}, [first]
     while todo:
         world = todo.pop()
-        if found := wrong(world, rules):
-            return len(seen), found
+        if problem := wrong(world, rules):
+            return len(seen), problem
         for after in steps(world, rules):
             if after not in seen:
                 seen.add(after)
@@ -531,8 +531,8 @@ OVERLAP = (Writer("a", (0, 1)), Writer("b", (1, 2)))
     ],
 )
 def test_no_interleaving_reaches_an_invalid_state(first: World) -> None:
-    n, found = reachable(first, ALL)
-    assert found == ""
+    n, invalid = reachable(first, ALL)
+    assert invalid == ""
     assert n > 50, "a walk that goes nowhere"
 
 
@@ -573,8 +573,8 @@ NEEDING = (  # the small ones first
     ],
 )
 def test_removing_any_rule_reaches_an_invalid_state(left_out: set[Rule], expected: str) -> None:
-    found = (reachable(world(*actors, faults=2), ALL - left_out)[1] for actors in NEEDING)
-    assert any(expected in each for each in found)
+    invalid = (reachable(world(*actors, faults=2), ALL - left_out)[1] for actors in NEEDING)
+    assert any(expected in each for each in invalid)
 
 
 # -- whether the product's steps are the model's
@@ -665,11 +665,11 @@ def test_product_performs_the_steps_of_the_model(tmp_path: Path, monkeypatch: py
     steps_taken = Steps(monkeypatch, before.get(case, ()), after.get(case, ()))
     try:
         writing.commit_wave(state, [make_commit(0, 2, run_id(2), run_id(1))])
-        said = "done"
+        outcome = "done"
     except ConflictError:
-        said = "conflict"
-    assert (said == "conflict") == (case == "beaten")
-    assert (*steps_taken.taken, said) in model_steps(Writer("b", (rival,)))
+        outcome = "conflict"
+    assert (outcome == "conflict") == (case == "beaten")
+    assert (*steps_taken.taken, outcome) in model_steps(Writer("b", (rival,)))
 
 
 @pytest.mark.parametrize("how", ["moved", "emptied"])

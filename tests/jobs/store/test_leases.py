@@ -1,4 +1,4 @@
-"""Leases of runs: which run continues, and what a killed run leaves."""
+"""Leases of runs: the run that continues, and the lease of a killed run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def files(root):
     return sorted(path.name for path in folder.glob("*.json")) if folder.exists() else []
 
 
-def check_goes_on(root, notes=None):
+def check_continues(root, notes=None):
     with hold_lease(root, B, KEYS, [] if notes is None else notes) as expired:
         assert f"{B}.json" in files(root)
         return [lease.run_id for lease in expired]
@@ -81,7 +81,7 @@ def test_a_lease_that_could_not_be_deleted_expires(tmp_path):
     assert files(root) == [f"{A}.json"]
     check_refused(root, match=f"pid {os.getpid()}")
     expire_leases(tmp_path / "store")
-    assert check_goes_on(root) == [A]
+    assert check_continues(root) == [A]
     assert files(root) == []
 
 
@@ -108,7 +108,7 @@ def test_lease_expires_if_not_renewed(root):
     put_lease(root, age_seconds=EXPIRY_SECONDS + 1)
     assert describe_conflicting_runs(root, KEYS, []) == []
     assert path.exists()  # only a run that takes a lease deletes it
-    assert check_goes_on(root) == [A]
+    assert check_continues(root) == [A]
     assert not path.exists()
 
 
@@ -119,7 +119,7 @@ def test_lease_expiry_is_independent_of_host_clocks(root):
     put_lease(root, age_seconds=10 - EXPIRY_SECONDS)
     check_refused(root)
     put_lease(root, age_seconds=-100_000)
-    check_goes_on(root)
+    check_continues(root)
 
 
 def test_a_killed_run_blocks_its_partitions_until_its_lease_expires(root):
@@ -132,7 +132,7 @@ def test_a_killed_run_blocks_its_partitions_until_its_lease_expires(root):
         process.wait()
     check_refused(root, match=f"pid {process.pid}")
     expire_leases(Path(root.uri))
-    assert check_goes_on(root) == [A]
+    assert check_continues(root) == [A]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_killed_run_blocks_its_partitions_until_its_lease_expires(root):
 def test_an_unreadable_lease_is_a_note(root, data):
     put_lease(root).write_bytes(data)
     notes = []
-    check_goes_on(root, notes)
+    check_continues(root, notes)
     assert len(notes) == 1
     assert f"{A}.json: cannot read the lease of a run" in notes[0]
 
@@ -149,10 +149,10 @@ def test_an_unreadable_lease_is_a_note(root, data):
 def test_damaged_lease_expires(root):
     put_lease(root, since_ms=10**30)
     notes = []
-    check_goes_on(root, notes)
+    check_continues(root, notes)
     assert "cannot read" in notes[0]
     put_lease(root, expiry_seconds=10**9, age_seconds=3601)
-    check_goes_on(root)
+    check_continues(root)
 
 
 def test_a_lease_that_cannot_be_written_is_a_note(root):

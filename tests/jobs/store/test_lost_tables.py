@@ -69,9 +69,9 @@ def test_partition_state_of_a_rolled_back_generation_is_dropped(tmp_path):
     first, second = make_commit(0, 1, run_id(1)), make_commit(0, 2, run_id(2), run_id(1))
     writing.commit_wave(state, [first])
     writing.commit_wave(state, [second])
-    said = row(PartitionState, topic="t", partition=0, state="dirty", generation=2, run_id=run_id(3))
+    state_row = row(PartitionState, topic="t", partition=0, state="dirty", generation=2, run_id=run_id(3))
     writing.commit_wave(open_state(str(tmp_path)), [make_rollback(first, 3, run_id(9), run_id(2), 0, None)])
-    writing.set_states(state, [said])  # state by a compact that read generation 2
+    writing.set_states(state, [state_row])  # state by a compact that read generation 2
     assert ("t", 0) not in state.states()
 
 
@@ -145,18 +145,18 @@ def test_missing_history_changes_no_result(begun, monkeypatch, capsys, words):
     def answer():
         capsys.readouterr()
         code = cli.main([*words, "--store", str(begun / "store"), "--json"])
-        told = json.loads(capsys.readouterr().out)
+        report = json.loads(capsys.readouterr().out)
         shutil.rmtree(begun / "restored", ignore_errors=True)
-        return code, without(told)
+        return code, without(report)
 
-    def without(told):
+    def without(report):
         """Return the JSON of a report, without the fields that differ from run to run."""
-        if isinstance(told, list):
-            return [without(each) for each in told]
-        if isinstance(told, dict):
+        if isinstance(report, list):
+            return [without(each) for each in report]
+        if isinstance(report, dict):
             varies = ("seconds", "io", "engine", "run_id")
-            return {name: without(value) for name, value in told.items() if name not in varies}
-        return told
+            return {name: without(value) for name, value in report.items() if name not in varies}
+        return report
 
     before = answer()
     assert before[0] == 0

@@ -1,4 +1,4 @@
-"""The manifest of a generation as a file: what is read is what was written, and damage is said."""
+"""The manifest of a generation as a file: it is read as written, and damage is reported."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def test_every_flipped_byte_and_truncation_is_detected() -> None:
     for at in range(0, len(data), 7):
         for damaged in (data[:at], data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :]):
             try:
-                found = from_json(damaged, "m")
+                commit = from_json(damaged, "m")
             except GenerationError as error:
                 assert "m: expected" in str(error)
             else:
-                assert found == _commit()  # a bit of what is not looked at, as of the format's number
+                assert commit == _commit()  # a bit of what is not looked at, as of the format's number
                 assert json.loads(damaged)["generation"] == json.loads(data)["generation"]
 
 
@@ -99,12 +99,12 @@ def test_value_out_of_the_range_of_a_table_is_a_problem_of_the_manifest(field: s
         report["crc32c"] = checksum(report["generation"])
         data = json.dumps(report).encode()
         try:
-            found = from_json(data, "m")
+            commit = from_json(data, "m")
         except GenerationError as error:
             assert "m: expected" in str(error)
         else:
-            to_arrow(RunRow, [found.run])
-            to_checkpoints([found])
+            to_arrow(RunRow, [commit.run])
+            to_checkpoints([commit])
         changed.clear()
         changed.update(before)
 
@@ -121,10 +121,10 @@ def test_files_that_contradict_the_manifest_are_reported(store: Root) -> None:
     commit = _commit()
     commit = replace(commit, run=replace(commit.run, topic_id=None))
     path = _write(store, commit)
-    said = {name: size for name, size, _ in manifests.other_files(store, commit)}
+    sizes = {name: size for name, size, _ in manifests.other_files(store, commit)}
     folder = commit.folder
-    assert f"{folder}/manifest.json" not in said
-    assert f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}" in said
+    assert f"{folder}/manifest.json" not in sizes
+    assert f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}" in sizes
     path.write_bytes(b"")
     assert (f"{folder}/manifest.json", None, 0) in list(manifests.other_files(store, commit))
     path.unlink()

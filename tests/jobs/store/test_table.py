@@ -90,7 +90,7 @@ def test_stale_version_is_not_committed_on_a_newer_head(tmp_path: Path) -> None:
     def plan(version: Version) -> Change:
         seen.append(version.number)
         if len(seen) == 1:
-            change(tmp_path, b=2)  # somebody is faster
+            change(tmp_path, b=2)  # another writer commits first
         new = pa.table([["c"], [len(table.rows(version, SCHEMA))]], schema=SCHEMA)
         return table.replaced(version, ["name"], new, {})
 

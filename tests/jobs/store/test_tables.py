@@ -1,5 +1,5 @@
-"""The state of a store: what is committed is read back, a second or dead writer loses nothing of the others, and
-stores of other versions are taken on, or refused. Real tables and real processes; Spark only where Spark is asked.
+"""The state of a store: commits are read as written, a second or killed writer loses no commit of others, and stores of
+other versions are converted or refused. Real tables and real processes; Spark only where Spark is asked.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ R1, R2, R3, R4, OURS, THEIRS, KILLED, DEAD, NEXT = (run_id(n) for n in range(1, 
 
 def test_rows_and_columns_agree():
     made = row(Checkpoint, topic="t", topic_id=None, last_batch_leader_epoch=-1)
-    found = to_arrow(Checkpoint, [made])
-    assert found.schema.field("partition").type == pa.int32()
-    assert found.schema.field("generation").type == pa.int64()
-    assert from_arrow(Checkpoint, found) == [made]
+    table = to_arrow(Checkpoint, [made])
+    assert table.schema.field("partition").type == pa.int32()
+    assert table.schema.field("generation").type == pa.int64()
+    assert from_arrow(Checkpoint, table) == [made]
     for kind in (Checkpoint, PartitionState, RunRow):
         names = ["anew" if field.name == "reset" else field.name for field in dataclasses.fields(kind)]
         assert arrow_schema(kind).names == names
@@ -271,8 +271,8 @@ def test_second_run_plans_again_and_conflicts_if_its_partition_changed(state, st
         if current_runs(other)[0] == R1:
             writing.commit_wave(other, [make_commit(0, 2, THEIRS, R1)])
 
-    found = re.escape(f"t-0: expected generation 1 (run {R1}), found generation 2 (run {THEIRS})")
-    with pytest.raises(ConflictError, match=found) as raised:
+    message = re.escape(f"t-0: expected generation 1 (run {R1}), found generation 2 (run {THEIRS})")
+    with pytest.raises(ConflictError, match=message) as raised:
         writing.commit_wave(state, [make_commit(0, 2, OURS, R1), make_commit(1, 2, OURS, R1)], overtaken)
     assert raised.value.fields["partitions"] == [["t", 0]]
     assert current_runs(state) == {0: THEIRS, 1: R1}
@@ -287,8 +287,8 @@ def test_run_whose_folder_vacuum_announced_cannot_commit(state, store):
     run.current()  # start of the run
     assert writing.announce_deletions(state, [f"segments/t-0/2-{R2}", "segments/u-0/1-x"], state.version())
     writing.commit_wave(state, [make_commit(1, 1, R1)])  # a mark is not for those whose folders it does not name
-    found = f"segments/t-0/2-{R2}: expected the files that this run wrote, found a vacuum"
-    with pytest.raises(ConflictError, match=found):
+    message = f"segments/t-0/2-{R2}: expected the files that this run wrote, found a vacuum"
+    with pytest.raises(ConflictError, match=message):
         writing.commit_wave(run, [make_commit(0, 2, R2, R1), make_commit(5, 1, R2)])
     assert current_runs(state) == {0: R1, 1: R1}
     later = open_state(str(store))
@@ -357,8 +357,8 @@ def test_run_with_an_outdated_snapshot_does_not_overwrite_the_newest_state(state
 def test_cleaner_state_is_written_only_if_it_differs(state, store):
     def copied():
         version = table.head(state.root, STATES)
-        found = from_arrow(PartitionState, table.rows(version, arrow_schema(PartitionState)))
-        return version.number, {(row.topic, row.partition): row for row in found}
+        states = from_arrow(PartitionState, table.rows(version, arrow_schema(PartitionState)))
+        return version.number, {(row.topic, row.partition): row for row in states}
 
     writing.write_states(state)
     assert copied()[1] == {}
@@ -552,7 +552,7 @@ def test_different_store_format_is_refused_when_reading_and_committing(state, st
 
 
 def test_another_delta_protocol_is_refused(state, store):
-    """Something else, which can write deletion vectors, has been at it."""
+    """Another program, which can write deletion vectors, changed the table."""
     writing.commit_wave(state, [make_commit(0, 1, R1)])
     DeltaTable(store / "state" / CHECKPOINTS).alter.add_feature(
         TableFeatures.DeletionVectors, allow_protocol_versions_increase=True

@@ -58,8 +58,8 @@ def test_torn_commit_is_reported_as_damage(
     maker.generation("t", 0, 2, {0: b"b"})
     log = maker.store / "state" / "compaction_checkpoints" / "_delta_log"
     _tear(log)
-    given = [*words[:-1], *([words[-1], str(tmp_path / "out")] if words[0] == "restore" else [])]
-    assert cli.main([*given, "--store", str(maker.store)]) == 3
+    arguments = [*words[:-1], *([words[-1], str(tmp_path / "out")] if words[0] == "restore" else [])]
+    assert cli.main([*arguments, "--store", str(maker.store)]) == 3
     assert f"{max(log.glob('*.json'))}: expected a commit as it was put" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

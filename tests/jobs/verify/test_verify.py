@@ -147,7 +147,7 @@ def test_damaged_archive_of_a_store_is_a_problem(
     assert f"problem: t-0/{segment_file(12, 'log')} at byte 0" in output and "no problem found" not in output
     assert "not checked: t-0: comparison with its source, which has problems" in output
 
-    stored.log(12).unlink()  # gone without a trace
+    stored.log(12).unlink()  # deleted without a trace
     report = run(of_store, Silent())
     [problem] = report.problems
     assert (report.exit_code, problem.kind, problem.path) == (PROBLEMS, "changed", "t-0")
@@ -159,7 +159,9 @@ def test_damaged_archive_of_a_store_is_a_problem(
 
 
 def test_beginning_retained_only_in_the_store_is_no_problem(stored: Partition) -> None:
-    """`archive-needed` lets somebody delete it. Alone, the archive lacks it: its first leader epoch begins there."""
+    """`archive-needed` permits the deletion. Without the store, the archive lacks the segment: its first leader epoch
+    begins there.
+    """
     stored.log(0).unlink()
     of_store = run(VerifyOptions(store=str(stored.store), archive_moved=str(stored.root)), Silent())
     assert of_store.exit_code == DONE
@@ -254,8 +256,8 @@ def test_retention_of_a_deleted_generation_explains_missing_records(tmp_path: Pa
     of_store = ["--store", str(lab.store)]
     assert main(["vacuum", *of_store, "--grace-hours", "0"]) == DONE
     folder = f"segments/t-0/{lab.folder().name}"
-    for told, missing in ((True, []), (False, [0, 1, 2])):
-        if not told:
+    for is_recorded, missing in ((True, []), (False, [0, 1, 2])):
+        if not is_recorded:
             commit = read_manifest(lab.state().root, folder)
             write_manifests(lab.state().root, [replace(commit, checkpoint=replace(commit.checkpoint, expired_until=0))])
         shutil.rmtree(lab.store / "state")

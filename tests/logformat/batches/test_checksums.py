@@ -28,10 +28,10 @@ def batch(size: int, magic: int, seed: int) -> bytes:
 )
 def test_combined_checksums_equal_that_of_all_bytes(batches, before, seed):
     data = b"".join(batch(size, magic, seed + i) for i, (size, magic) in enumerate(batches))
-    found = extend_by_batches(
+    checksum = extend_by_batches(
         google_crc32c.value(before), np.frombuffer(data, np.uint8), np.array([size for size, _ in batches], np.int64)
     )
-    assert found == google_crc32c.value(before + data)
+    assert checksum == google_crc32c.value(before + data)
 
 
 def test_checksum_of_a_large_batch_is_extended():

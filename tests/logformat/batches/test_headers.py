@@ -56,9 +56,9 @@ def sparse(path, start=0, end=None, buffer=None, read=None, check_markers=False,
 
 def assert_same(path, **options):
     expected, how = whole(path, **options)
-    rows, found = sparse(path, **options)
+    rows, headers = sparse(path, **options)
     assert rows.tolist() == expected.tolist()
-    assert str(found) == str(how)
+    assert str(headers) == str(how)
 
 
 @pytest.mark.long
@@ -132,9 +132,9 @@ def test_reading_headers_skips_bodies(tmp_path):
 def test_file_that_shrank_is_an_error(tmp_path):
     log = write_segment(tmp_path, MIXED)
     size = log.stat().st_size
-    found = sparse(log, end=size + 1)[1]
-    assert isinstance(found, LogFormatError)
-    assert found.kind == "changed"
+    error = sparse(log, end=size + 1)[1]
+    assert isinstance(error, LogFormatError)
+    assert error.kind == "changed"
 
 
 @pytest.mark.parametrize(("at", "bit"), [(69, 0), (22, 5), (50, 1)])

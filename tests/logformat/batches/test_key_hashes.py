@@ -34,13 +34,13 @@ def hashes() -> dict[bytes | None, tuple[int, int]]:
 
 
 def hash_pairs(log: bytes) -> list[tuple[int, int]]:
-    loader, found = BodyLoader(max_batch_bytes=1 << 20, secret=SECRET), []
+    loader, hash_rows = BodyLoader(max_batch_bytes=1 << 20, secret=SECRET), []
     for chunk in read_chunks(pa.BufferReader(log), "log", LogRange(0, len(log)), ChunkBuffer(), Tail()):
         wanted = np.ones(len(chunk.batches), np.bool_)
         for run in loader.runs(chunk, wanted):
             assert isinstance(run, Run)
-            found += run.spans[["key_low", "key_high"]].tolist()
-    return found
+            hash_rows += run.spans[["key_low", "key_high"]].tolist()
+    return hash_rows
 
 
 @pytest.mark.parametrize("lengths", ["all alike", "of one word", "all kinds"])

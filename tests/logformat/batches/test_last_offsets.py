@@ -1,4 +1,4 @@
-"""The largest last offset that a log can hold is 2^63 - 2, since its end is an offset too: every walk says the same."""
+"""The largest last offset of a log is 2^63 - 2, since the log end is an offset too: every walk has this limit."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def by_segment(path: Path) -> list[int]:
 
 def by_walk_log(path: Path) -> list[int]:
     log = log_file(open_root(str(path.parent)), path.name, path.stat().st_size)
-    found = LogWalk(log, LogReader(1 << 16), np.empty(0, np.int64))
-    out = [int(last) for chunk in found.chunks() for last in chunk.batches["last_offset"]]
-    for problem in found.problems:
+    walk = LogWalk(log, LogReader(1 << 16), np.empty(0, np.int64))
+    out = [int(last) for chunk in walk.chunks() for last in chunk.batches["last_offset"]]
+    for problem in walk.problems:
         raise LogFormatError(problem.kind, problem.path, problem.position, problem.expected, problem.found)
     return out
 
@@ -158,9 +158,9 @@ def test_lookups_at_the_largest_offset_succeed(tmp_path: Path) -> None:
     with open_partition(path.parent) as log:
         assert isinstance(log, PartitionLog)
         assert log.latest == LAST + 1
-        found = log.lookup_offsets([LAST - 8, LAST - 4, LAST, LAST + 1])
-        assert found["last_offset"].tolist() == [LAST - 4, LAST - 4, LAST, -1]
-        assert OUT_OF_RANGE not in found["status"].tolist()
+        answers = log.lookup_offsets([LAST - 8, LAST - 4, LAST, LAST + 1])
+        assert answers["last_offset"].tolist() == [LAST - 4, LAST - 4, LAST, -1]
+        assert OUT_OF_RANGE not in answers["status"].tolist()
         assert log.offsets_for_times([1_700_000_000_000, 2**63 - 1])["offset"].tolist() == [LAST - 5, -1]
         assert not log.notes
 

@@ -340,10 +340,10 @@ def test_damaged_batches_are_decoded_as_by_the_twin(content, wrapper, data):
 @given(st.lists(MESSAGE, min_size=1, max_size=8))
 def test_uncompressed_messages_are_read_as_by_the_twin(messages):
     raw = np.frombuffer(b"".join(messages), np.uint8)
-    sizes = np.array([len(one) for one in messages])
+    sizes = np.array([len(encoded) for encoded in messages])
     out = Scratch(1)
     begins, ends = transcoded(make_chunk(raw, 0, sizes), np.arange(len(sizes)), out, 2)
-    for one, begin, end in zip(messages, begins, ends, strict=True):
-        _, _, timestamp, key, value = twin.parse(one[12:])
+    for encoded, begin, end in zip(messages, begins, ends, strict=True):
+        _, _, timestamp, key, value = twin.parse(encoded[12:])
         assert twin.decode(out.array[begin:end].tobytes(), 0) == [Record(0, timestamp, key, value)]
-        assert end - begin <= len(one)
+        assert end - begin <= len(encoded)

@@ -20,7 +20,7 @@ LOG = " | ".join(f"{{codec={('none', 'gzip', 'lz4')[i % 3]}}} k{i}={'v' * (i * 7
 
 def salvaged(path: Path, chunk_bytes: int) -> tuple[list[int], list[tuple[int, int, str]]]:
     """Return the base offsets of the sound batches, and the damage."""
-    found: list[int] = []
+    offsets: list[int] = []
     damages = []
     with open_local(str(path)) as file:
         buffer = ChunkBuffer(chunk_bytes)
@@ -28,8 +28,8 @@ def salvaged(path: Path, chunk_bytes: int) -> tuple[list[int], list[tuple[int, i
             if isinstance(part, Damage):
                 damages.append((part.position, part.end, part.error.kind))
             else:
-                found += part["base_offset"].tolist()
-    return found, damages
+                offsets += part["base_offset"].tolist()
+    return offsets, damages
 
 
 @pytest.mark.parametrize("chunk_bytes", [100, 300, 1 << 20])
@@ -40,12 +40,12 @@ def test_damaged_byte_loses_only_its_batch(tmp_path: Path, chunk_bytes: int, at:
     start, end = borders(bytes(data))[4], borders(bytes(data))[5]
     data[start + at] ^= 0x11
     path.write_bytes(data)
-    found, damages = salvaged(path, chunk_bytes)
+    offsets, damages = salvaged(path, chunk_bytes)
     others = [base for base in range(0, 24, 2) if base != 10]
     if at < 8 or 12 <= at < 16:  # base offset, leader epoch: no checksum covers them
-        assert (len(found), damages) == (12, [])
+        assert (len(offsets), damages) == (12, [])
     else:
-        assert found == others
+        assert offsets == others
         assert [(first, until) for first, until, _ in damages] == [(start, end)]
 
 
@@ -64,10 +64,10 @@ def test_intact_batches_are_found_after_random_damage(tmp_path: Path, chunk_byte
         data = data[: rng.choice((len(data), rng.randrange(len(data))))]
         path = tmp_path / f"{number}.log"
         path.write_bytes(data)
-        found, damages = salvaged(path, chunk_bytes)
+        offsets, damages = salvaged(path, chunk_bytes)
         same = [data[a:b] == whole[a:b] for a, b in zip(starts, ends, strict=True)]
         sure = [2 * i for i in range(12) if same[i] and (ends[i] == len(data) or (i + 1 < 12 and same[i + 1]))]
-        assert set(sure) <= set(found), number
+        assert set(sure) <= set(offsets), number
         assert all(a < b for a, b, _ in damages)
 
 

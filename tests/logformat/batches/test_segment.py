@@ -1,4 +1,4 @@
-"""open_segment: places, names, damage, limits, and that what Python does grows with bytes and not with batches."""
+"""open_segment: paths, names, damage, limits, and Python cost that grows with bytes and not with batches."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_file_with_any_name_is_read(log, tmp_path):
     assert open_segment(other, topic="t", partition=0).to_arrow(["topic"]).to_pylist()[0] == {"topic": "t"}
 
 
-def test_headers_come_whole_in_chunks_and_as_columns(log):
+def test_headers_are_complete_in_chunks_and_as_columns(log):
     segment = open_segment(log, chunk_bytes=100)
     headers = segment.headers()
     assert headers["base_offset"].tolist() == [0, 2, 5, 6, 9]
@@ -111,12 +111,12 @@ def test_wrong_arguments_are_refused_with_the_nearest_name(log):
 
 def test_concurrent_iterators_do_not_interfere(log):
     segment = open_segment(log, chunk_bytes=64)
-    rows = [row for one in segment.records(["offset"]) for row in one.to_pylist()]
+    rows = [row for batch in segment.records(["offset"]) for row in batch.to_pylist()]
     left, right = segment.records(["offset"], max_rows=1), segment.records(["offset"], max_rows=1)
     first = [next(left), next(left)]
     both = [next(right), *right]
-    assert [r for one in [*first, *left] for r in one.to_pylist()] == rows
-    assert [r for one in both for r in one.to_pylist()] == rows
+    assert [r for batch in [*first, *left] for r in batch.to_pylist()] == rows
+    assert [r for batch in both for r in batch.to_pylist()] == rows
 
 
 def test_returned_arrow_batches_own_their_bytes(log):
@@ -234,7 +234,7 @@ def test_small_batches_are_merged_in_kernels(tmp_path, monkeypatch):
         segment = open_segment(path)
         sys.setprofile(count)
         try:
-            n = sum(one.num_rows for one in segment.records())
+            n = sum(batch.num_rows for batch in segment.records())
         finally:
             sys.setprofile(None)
         assert n == 5000
@@ -253,7 +253,7 @@ def test_one_record_batches_are_at_most_50_times_slower(tmp_path):
         best = float("inf")
         for _ in range(3):
             begin = time.perf_counter()
-            assert sum(one.num_rows for one in open_segment(path).records()) == 200_000
+            assert sum(batch.num_rows for batch in open_segment(path).records()) == 200_000
             best = min(best, time.perf_counter() - begin)
         times.append(best)
     assert times[0] < 25 * times[1]
@@ -280,10 +280,10 @@ def test_large_segment_is_read_in_bounded_memory(tmp_path, codec):
     with SegmentWriter(tmp_path / "large", 0) as writer:
         for _ in range(50):
             writer.append_records(records.drop_columns(["offset"]), codec=codec, max_batch_bytes=1 << 20)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", READER, writer.path, small], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": os.getcwd()},  # noqa: PTH109
     )  # fmt: skip
-    n, kib = map(int, done.stdout.split())
+    n, kib = map(int, completed.stdout.split())
     assert n == 1_000_000
     assert kib < 120 * 1024, "a chunk of 8 MiB, 32 MiB of decompressed batches with their spans, Arrow batches"

@@ -54,8 +54,8 @@ def slow_records(data):
         if codec == log.LZ4 and magic == 0:
             return None  # KAFKA-3160: no other library takes that frame
         content = log.decompress(codec, part[34 if magic else 26 :])
-        found = legacy.inner_records(content, magic, offset, timestamp, attributes)
-        out += [(r.offset, r.timestamp, r.key, r.value, ()) for r in found]
+        records_of_wrapper = legacy.inner_records(content, magic, offset, timestamp, attributes)
+        out += [(r.offset, r.timestamp, r.key, r.value, ()) for r in records_of_wrapper]
     return out
 
 
@@ -86,12 +86,12 @@ def test_golden_segments_are_read_as_kafka_dump_log_prints_them(cases, name):
     for path, dump in logs.items():
         batches, records = [], []
         for line in dump.read_text().splitlines()[2:]:
-            pattern, found = (RECORD_LINE, records) if line.startswith("|") else (BATCH_LINE, batches)
+            pattern, parsed = (RECORD_LINE, records) if line.startswith("|") else (BATCH_LINE, batches)
             match = pattern.fullmatch(line)
             assert match is not None, line
-            found.append(match)
+            parsed.append(match)
         segment = open_segment(path)
-        rows = [row for one in segment.batches() for row in one.to_pylist()]
+        rows = [row for batch in segment.batches() for row in batch.to_pylist()]
         assert len(rows) == len(batches)
         for row, line in zip(rows, batches, strict=True):
             assert (row["position"], row["size_bytes"], row["crc"], row["magic"], row["codec"]) == (

@@ -65,10 +65,10 @@ def test_findings_of_a_wrong_time_index_are_reported(tmp_path):
     entries["f1"][2] -= 1
     path.write_bytes(entries.tobytes())
     _, findings = dumped(path)
-    said = "".join(findings.text()).splitlines()
-    assert said[0] == f"Found timestamp mismatch in :{path}"
-    assert re.fullmatch(r"  Index timestamp: \d+, log timestamp: \d+", said[1])
-    assert any("Previously indexed" in line for line in said)
+    lines = "".join(findings.text()).splitlines()
+    assert lines[0] == f"Found timestamp mismatch in :{path}"
+    assert re.fullmatch(r"  Index timestamp: \d+, log timestamp: \d+", lines[1])
+    assert any("Previously indexed" in line for line in lines)
 
 
 def test_index_entry_without_a_timestamp_is_accepted(tmp_path):
@@ -308,8 +308,8 @@ ZEROS = [  # log, suffix, entries of zeros -> what is printed behind the first l
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("batches", "suffix", "n", "printed", "said", "problems"), ZEROS)
-def test_zero_filled_index_is_dumped(tmp_path, batches, suffix, n, printed, said, problems):
+@pytest.mark.parametrize(("batches", "suffix", "n", "printed", "expected", "problems"), ZEROS)
+def test_zero_filled_index_is_dumped(tmp_path, batches, suffix, n, printed, expected, problems):
     """Output of kafka-dump-log 4.3.0 (compared in tests/kafka); for damage the tool ends with a stack trace, Lastkey
     with a problem.
     """
@@ -320,9 +320,9 @@ def test_zero_filled_index_is_dumped(tmp_path, batches, suffix, n, printed, said
     for verify in (False, True):
         text, findings = dumped(index, options=DumpOptions(verify_index_only=verify))
         assert text == f"Dumping {index}\n" + ("" if verify else printed)
-        assert re.fullmatch(said, "".join(line for line in findings.text() if not line.startswith("problem")))
-        told = [(p.kind, p.position, p.expected) for p in findings.all_problems]
-        assert told == [("index", 0, "a batch at byte 0 of the log")] * problems
+        assert re.fullmatch(expected, "".join(line for line in findings.text() if not line.startswith("problem")))
+        reported = [(p.kind, p.position, p.expected) for p in findings.all_problems]
+        assert reported == [("index", 0, "a batch at byte 0 of the log")] * problems
 
 
 def test_entries_above_the_end_of_a_log_are_one_problem(tmp_path):

@@ -238,7 +238,7 @@ def test_doubles_are_printed_as_by_java(value, text):
 
 def test_reader_reports_malformed_bytes():
     read = reader("ConsumerGroupRegularExpressionValue", 0)
-    for data, said in (
+    for data, message in (
         (b"\0", "non-nullable field topics was serialized as null"),
         (b"\x7f\0", "Tried to allocate a collection of size 126, but there are only 1 bytes remaining."),
         (b"\2\0", "non-nullable field topics element was serialized as null"),
@@ -246,7 +246,7 @@ def test_reader_reports_malformed_bytes():
         (b"\xff\xff\xff\xff\xff", "Varint is too long, .* converted value: "),
         (b"", "null"),
     ):
-        with pytest.raises(MessageError, match=f"^{said}"):
+        with pytest.raises(MessageError, match=f"^{message}"):
             read(data, 0)
 
 

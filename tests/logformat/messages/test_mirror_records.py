@@ -25,7 +25,7 @@ def shown(decoder: str, *records: tuple[bytes | None, bytes | None]) -> list[tup
 
 
 @pytest.mark.parametrize(
-    ("decoder", "key", "value", "said"),
+    ("decoder", "key", "value", "expected"),
     [
         (
             "mirror-checkpoints", CHECKPOINT_KEY, CHECKPOINT,
@@ -39,11 +39,11 @@ def shown(decoder: str, *records: tuple[bytes | None, bytes | None]) -> list[tup
     ],
 )  # fmt: skip
 def test_each_kind_of_mirror_record_is_decoded(
-    decoder: str, key: bytes, value: bytes, said: tuple[dict[str, object], ...]
+    decoder: str, key: bytes, value: bytes, expected: tuple[dict[str, object], ...]
 ) -> None:
-    [found, tombstone] = shown(decoder, (key, value), (key, None))
-    assert tuple(map(json.loads, filter(None, found))) == said
-    assert tombstone == (found[0], "<DELETE>")
+    [texts, tombstone] = shown(decoder, (key, value), (key, None))
+    assert tuple(map(json.loads, filter(None, texts))) == expected
+    assert tombstone == (texts[0], "<DELETE>")
 
 
 @pytest.mark.parametrize(

@@ -433,8 +433,8 @@ def unpacked(codec, bodies, *, stop=1 << 40, limit=MIB, at=5):
     ends = np.cumsum([len(body) + 2 for body in bodies])
     out, out_ends = Scratch(8), np.empty(len(bodies), np.int64)
     starts = ends - [len(body) for body in bodies]
-    done, end, status, _ = unpack_many(codec, source, starts, ends, out, at, stop, limit, out_ends)
-    places = [at, *out_ends[:done].tolist()]
+    n_unpacked, end, status, _ = unpack_many(codec, source, starts, ends, out, at, stop, limit, out_ends)
+    places = [at, *out_ends[:n_unpacked].tolist()]
     assert end == places[-1]
     return [out.array[a:b].tobytes() for a, b in pairwise(places)], status
 

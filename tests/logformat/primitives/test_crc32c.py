@@ -56,8 +56,8 @@ def test_crc32c_functions_of_each_processor_give_the_published_values(features):
 def test_crc32c_of_each_size_extends_that_of_the_previous_size():
     for size in (*range(600), 4095, 100_003):
         data = np.random.default_rng(size).bytes(size)
-        found = crc32c_extend(0x8A9136AA, np.frombuffer(data, np.uint8))
-        assert found == google_crc32c.extend(0x8A9136AA, data), size
+        checksum = crc32c_extend(0x8A9136AA, np.frombuffer(data, np.uint8))
+        assert checksum == google_crc32c.extend(0x8A9136AA, data), size
 
 
 def test_crc32c_of_more_bytes_than_one_library_call_accepts():

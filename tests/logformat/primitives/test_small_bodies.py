@@ -30,8 +30,8 @@ def in_kernel(bodies: list[bytes], **given: int) -> tuple[list[bytes], int]:
     ends = np.cumsum(sizes + 2)
     out, out_ends = Scratch(8), np.empty(len(bodies), np.int64)
     stop, limit = given.get("stop", 1 << 40), given.get("limit", LIMIT)
-    done, end, status, _ = unpack_many(CODEC_SNAPPY, source, ends - sizes, ends, out, 5, stop, limit, out_ends)
-    places = [5, *out_ends[:done].tolist()]
+    n_unpacked, end, status, _ = unpack_many(CODEC_SNAPPY, source, ends - sizes, ends, out, 5, stop, limit, out_ends)
+    places = [5, *out_ends[:n_unpacked].tolist()]
     assert end == places[-1]
     return [out.array[a:b].tobytes() for a, b in pairwise(places)], status
 
@@ -45,10 +45,10 @@ def by_library(body: bytes, limit: int = LIMIT) -> bytes | None:
 
 
 def agree(body: bytes, limit: int = LIMIT) -> None:
-    found, status = in_kernel([body], limit=limit)
-    assert status == (small.DONE if found else small.ASK_LIBRARY)
-    if found:
-        assert found == [by_library(body, limit)]
+    result, status = in_kernel([body], limit=limit)
+    assert status == (small.DONE if result else small.ASK_LIBRARY)
+    if result:
+        assert result == [by_library(body, limit)]
 
 
 def framed(content: bytes) -> bytes:

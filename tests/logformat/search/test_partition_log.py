@@ -73,9 +73,9 @@ def decode_twin(segments: tuple[listing.Segment, ...], log_start: int) -> Log:
     return Log(tuple(decoded), log_start)
 
 
-def location(found) -> tuple[int, ...]:
+def location(answer) -> tuple[int, ...]:
     """Return a result of `Log.read` as a LOCATION."""
-    status, segment, batch = found
+    status, segment, batch = answer
     if batch is None:
         return STATUS[status], -1, -1, -1, -1, -1
     return FOUND, segment.base_offset, batch.position, batch.size, batch.base_offset, batch.last_offset
@@ -85,12 +85,12 @@ def check(log: PartitionLog, twin: Log, offsets: list[int], times: list[int], en
     """Check that every way to ask gives the twin's answers."""
     expected = [location(twin.read(offset, end_offset)) for offset in offsets]
     assert log.lookup_offsets(offsets).tolist() == expected
-    for offset, one in zip(offsets[:50], expected, strict=False):
-        assert log.lookup_offset(offset) == (one[1:] if one[0] == FOUND else None)
+    for offset, answer in zip(offsets[:50], expected, strict=False):
+        assert log.lookup_offset(offset) == (answer[1:] if answer[0] == FOUND else None)
     expected = [twin.offset_for_time(time, end_offset) or (-1,) * 5 for time in times]
     assert log.offsets_for_times(times).tolist() == expected
-    for time, one in list(zip(times, expected, strict=True))[:10]:
-        assert log.offsets_for_times([time]).tolist() == [one]
+    for time, answer in list(zip(times, expected, strict=True))[:10]:
+        assert log.offsets_for_times([time]).tolist() == [answer]
     best = log.max_timestamp()
     assert (best.offset, best.timestamp, best.leader_epoch) == (twin.offset_for_time(-3, end_offset) or (-1,) * 3)[:3]
 
@@ -133,9 +133,9 @@ def test_notebook_queries_are_answered(tmp_path: Path):
     answers = log.offsets_for_times([START_MS + 2, EARLIEST, LATEST, START_MS + 9])
     assert answers["offset"].tolist() == [2, 0, 5, -1]
     assert answers["leader_epoch"].tolist() == [0, 0, 2, -1]
-    found = log.lookup_offsets([4, 5, 6])
-    assert found["status"].tolist() == [FOUND, END, OUT_OF_RANGE]
-    assert found["position"].tolist() == [0, -1, -1]
+    looked_up = log.lookup_offsets([4, 5, 6])
+    assert looked_up["status"].tolist() == [FOUND, END, OUT_OF_RANGE]
+    assert looked_up["position"].tolist() == [0, -1, -1]
     with pytest.raises(ValueError, match="not a timestamp: -7"):
         log.offsets_for_times(np.array([-7]))
     for wrong in ([1.5], ["1"], [None], np.array(["2024-01-01"], "M8[ms]")):
@@ -367,8 +367,8 @@ def test_note_names_an_index_that_contradicts_its_log(tmp_path, kind):
     assert log.lookup_offset(3) is not None
     assert log.offsets_for_times([START_MS + 3])["offset"].tolist() == [3]
     which = "the last" if kind == "timeindex" else "an"
-    told = f"{path} of {path.with_suffix('.log')}: {which} entry does not fit the log; headers are read instead"
-    assert log.notes == (told,)
+    note = f"{path} of {path.with_suffix('.log')}: {which} entry does not fit the log; headers are read instead"
+    assert log.notes == (note,)
 
 
 def test_end_of_a_shortened_log_is_an_error(tmp_path):
@@ -458,11 +458,17 @@ def test_lookup_reads_few_headers(tmp_path):
             rest[at] = data[at]
         path.write_bytes(rest)
         log = open_partition(folder)
-        found = (0, int(headers["position"][wanted]), int(headers["size"][wanted]), 2 * wanted, 2 * wanted + 1)
-        assert log.lookup_offset(2 * wanted) == found
-        assert log.lookup_offsets([2 * wanted + 1]).tolist() == [(FOUND, *found)]
+        expected_location = (
+            0,
+            int(headers["position"][wanted]),
+            int(headers["size"][wanted]),
+            2 * wanted,
+            2 * wanted + 1,
+        )
+        assert log.lookup_offset(2 * wanted) == expected_location
+        assert log.lookup_offsets([2 * wanted + 1]).tolist() == [(FOUND, *expected_location)]
         answer = log.offsets_for_times([START_MS + 2 * wanted + 1]).tolist()
-        assert answer == [(2 * wanted + 1, START_MS + 2 * wanted + 1, 0, 0, found[1])]
+        assert answer == [(2 * wanted + 1, START_MS + 2 * wanted + 1, 0, 0, expected_location[1])]
         assert log.notes == ()
 
 

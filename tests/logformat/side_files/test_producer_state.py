@@ -140,14 +140,14 @@ def test_state_continues_from_a_snapshot(rows, now, expiration, batches, cuts, d
 @given(logs(KINDS))
 def test_snapshot_and_state_continue_equally(batches):
     half = len(batches) // 2
-    one = ProducerState()
-    one.append(batches[:half])
-    data = producer_snapshot.write(one.entries())
+    state = ProducerState()
+    state.append(batches[:half])
+    data = producer_snapshot.write(state.entries())
     two = ProducerState.from_snapshot(producer_snapshot.read(data, "p"), 0, 1000)
     kept = {row["producer_id"] for row in two.entries()}
-    assume(len(kept) == len(one.entries()))
-    assert np.array_equal(one.append(batches[half:]), two.append(batches[half:]))
-    assert np.array_equal(one.entries(), two.entries())
+    assume(len(kept) == len(state.entries()))
+    assert np.array_equal(state.append(batches[half:]), two.append(batches[half:]))
+    assert np.array_equal(state.entries(), two.entries())
 
 
 def words(text):

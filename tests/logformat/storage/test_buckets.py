@@ -52,16 +52,16 @@ def test_azure_account_is_read_from_a_uri(uri, given, url, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "said"),
+    ("endpoint", "message"),
     [
         ("", "no account of Azure: set AZURE_STORAGE_ACCOUNT_NAME"),
         ("ftp://h/a", "an endpoint"),
         ("http://h:1", "an endp"),
     ],
 )
-def test_azure_uri_without_an_account_is_refused(endpoint, said, monkeypatch):
+def test_azure_uri_without_an_account_is_refused(endpoint, message, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", endpoint)
-    with pytest.raises(pa.ArrowInvalid, match=said):
+    with pytest.raises(pa.ArrowInvalid, match=message):
         file_system("az://c/a")
 
 

@@ -138,7 +138,7 @@ def test_schemes_have_one_spelling(given, same):
 
 def test_s3a_uri_refers_to_the_same_files(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    for given in ("s3a://b/a%20b", "s3n://b/a%20b", "S3://b/a%20b"):
-        for filesystem, path in (file_system(given), locate(given)):
+    for uri in ("s3a://b/a%20b", "s3n://b/a%20b", "S3://b/a%20b"):
+        for filesystem, path in (file_system(uri), locate(uri)):
             assert filesystem.equals(file_system("s3://b/a%20b")[0])
             assert path == "b/a b"

@@ -84,17 +84,17 @@ def test_prefetched_parts_equal_the_requested_parts(store: ObjectStore, proxy: S
     put(store, "logs/ahead", data)
     ranges: list[str] = []
     proxy.decide = lambda method, path: ranges.append(path) if method == "GET" else None
-    step, found, out = 3 * MIB, b"", bytearray(4 * MIB)
+    step, content, out = 3 * MIB, b"", bytearray(4 * MIB)
     with store.open_input_file("logs/ahead") as file, counted() as counts:
-        while len(found) < len(data):
-            file.seek(len(found))
+        while len(content) < len(data):
+            file.seek(len(content))
             n = 0
-            while n < min(len(out), len(data) - len(found)):
+            while n < min(len(out), len(data) - len(content)):
                 n += file.readinto(memoryview(out)[n:])
-            found += out[: min(n, step)]  # as a batch that continues behind the buffer
-            wanted = range(len(found), len(data), len(out))
+            content += out[: min(n, step)]  # as a batch that continues behind the buffer
+            wanted = range(len(content), len(data), len(out))
             file.will_read((start, min(len(out), len(data) - start)) for start in wanted)
-    assert found == data
+    assert content == data
     assert counts["read"] == len(ranges) <= 14
 
 
@@ -156,8 +156,8 @@ def test_empty_object_with_the_name_of_a_folder_is_not_a_file(store: ObjectStore
     put(store, "logs/marked/t-0/1.log", b"x")
     marked(port, "marked/", "marked/t-0/", "only/")
     for recursive, expected in ((False, ["t-0"]), (True, ["t-0", "t-0/1.log"])):
-        found = store.get_file_info(pafs.FileSelector("logs/marked", recursive=recursive))
-        assert [info.path.removeprefix("logs/marked/") for info in found] == expected
+        infos = store.get_file_info(pafs.FileSelector("logs/marked", recursive=recursive))
+        assert [info.path.removeprefix("logs/marked/") for info in infos] == expected
     assert store.get_file_info(pafs.FileSelector("logs/only", allow_not_found=True)) == []
 
 

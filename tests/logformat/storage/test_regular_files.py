@@ -1,4 +1,4 @@
-"""Pipes, sockets, devices and folders in a file's place never hold a reader up; links in a circle end."""
+"""Pipes, sockets, devices and folders in place of a file never block a reader; cyclic links are handled."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def unix_socket(path: Path) -> None:
     here = Path.cwd()
     os.chdir(path.parent)  # a socket's name is short
     try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
     finally:
         os.chdir(here)
 
@@ -93,21 +93,21 @@ OPENERS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "found"), INSTEAD, ids=[found for _, found in INSTEAD])
+@pytest.mark.parametrize(("make", "description"), INSTEAD, ids=[found for _, found in INSTEAD])
 @pytest.mark.parametrize("opener", OPENERS, ids=range(len(OPENERS)))
 def test_special_files_are_not_opened(
-    part: Partition, opener: Callable[[str, str], object], make: Callable[[Path], None], found: str
+    part: Partition, opener: Callable[[str, str], object], make: Callable[[Path], None], description: str
 ) -> None:
     put(part.root / LOG, make)
     with pytest.raises(LogFormatError) as error:
         opener(str(part.root), LOG)
     assert (error.value.kind, error.value.path.endswith(LOG)) == ("unreadable", True)
-    assert found in error.value.found
+    assert description in error.value.found
 
 
-@pytest.mark.parametrize(("make", "found"), INSTEAD, ids=[found for _, found in INSTEAD])
+@pytest.mark.parametrize(("make", "description"), INSTEAD, ids=[found for _, found in INSTEAD])
 def test_log_replaced_after_the_listing_is_unreadable(
-    part: Partition, make: Callable[[Path], None], found: str
+    part: Partition, make: Callable[[Path], None], description: str
 ) -> None:
     """Every job has listed it as a file."""
     plan, listed = part.plan(), part.listed()
@@ -117,24 +117,24 @@ def test_log_replaced_after_the_listing_is_unreadable(
     result = part.compact(plan=plan)
     assert result.problem is not None
     assert (result.status, result.problem.kind, result.problem.path) == ("uncleanable", "unreadable", LOG)
-    assert found in result.problem.found
+    assert description in result.problem.found
     checked = check_partition(plan_archived(listed, Config(), sealed=False))
-    assert [(p.kind, p.path, found in p.found) for p in checked.problems] == [("unreadable", LOG, True)]
+    assert [(p.kind, p.path, description in p.found) for p in checked.problems] == [("unreadable", LOG, True)]
     for check_crc in (True, False):
         target = Target("check", str(part.root))
         segment = Segment(str(part.root), LOG, SEGMENT_OFFSETS, size, 0)
         (outcome,) = reindex_segments(ReindexTask(target, "t-0", (segment,), LogSettings(), check_crc=check_crc))
         assert outcome.problem is not None
-        assert (outcome.problem.kind, found in outcome.problem.found) == ("unreadable", True)
+        assert (outcome.problem.kind, description in outcome.problem.found) == ("unreadable", True)
     local, path = pafs.LocalFileSystem(), str(part.root / LOG)
-    with pytest.raises(LogFormatError, match=found):
+    with pytest.raises(LogFormatError, match=description):
         open_window(local, path, size)
     assert len(tasks) == 1
     root, store = open_root(str(part.root)), open_root(str(part.store))
     part.store.mkdir(exist_ok=True)
-    with pytest.raises(OSError, match=found):
+    with pytest.raises(OSError, match=description):
         copy_log(root, LOG, store, "copy.log", size, 0)
-    with pytest.raises(OSError, match=found):
+    with pytest.raises(OSError, match=description):
         copy_small(root, LOG, store, "copy.log")
 
 
@@ -153,21 +153,21 @@ def test_side_file_replaced_after_the_listing_is_unreadable(part: Partition, kin
     assert "a named pipe" in " ".join(p.found for p in checked.problems if p.path.endswith(kind))
 
 
-@pytest.mark.parametrize(("make", "found"), INSTEAD, ids=[found for _, found in INSTEAD])
+@pytest.mark.parametrize(("make", "description"), INSTEAD, ids=[found for _, found in INSTEAD])
 def test_listed_log_that_is_not_a_regular_file_is_unreadable(
-    part: Partition, make: Callable[[Path], None], found: str, capsys: pytest.CaptureFixture[str]
+    part: Partition, make: Callable[[Path], None], description: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(part.root / LOG, make)
     problem = part.listed().problem
     assert problem is not None
-    assert (problem.kind, problem.path, problem.found) == ("unreadable", LOG, found)
+    assert (problem.kind, problem.path, problem.found) == ("unreadable", LOG, description)
     assert cli.main(["verify", str(part.root), "--no-progress"]) == 3
-    assert f"{LOG} at byte 0: unreadable: expected a readable file, found {found}" in capsys.readouterr().out
-    with pytest.raises(LogFormatError, match=found):
+    assert f"{LOG} at byte 0: unreadable: expected a readable file, found {description}" in capsys.readouterr().out
+    with pytest.raises(LogFormatError, match=description):
         open_partition(part.folder)
     if make is not folder:
         assert cli.main(["inspect", str(part.root / LOG), "--no-progress"]) == 3
-        assert found in capsys.readouterr().err
+        assert description in capsys.readouterr().err
 
 
 def test_side_files_that_are_not_regular_files_are_noted(part: Partition) -> None:
@@ -182,11 +182,11 @@ def test_side_files_that_are_not_regular_files_are_noted(part: Partition) -> Non
     assert "log-start-offset-checkpoint: a named pipe; left out" in notes
     assert "cleaner-offset-checkpoint: a named pipe; left out" in notes
     assert "meta.properties: a named pipe; left out" in notes
-    found = archive.partitions["t", 0]
-    assert found.problem is None
-    assert f"t-0/{segment_file(SEGMENT_OFFSETS, 'index')}: a named pipe; ignored" in found.notes
-    assert f"t-0/{segment_file(SEGMENT_OFFSETS, 'snapshot')}: a broken link; ignored" in found.notes
-    assert "t-0/partition.metadata: a named pipe; ignored" in found.notes
+    partition = archive.partitions["t", 0]
+    assert partition.problem is None
+    assert f"t-0/{segment_file(SEGMENT_OFFSETS, 'index')}: a named pipe; ignored" in partition.notes
+    assert f"t-0/{segment_file(SEGMENT_OFFSETS, 'snapshot')}: a broken link; ignored" in partition.notes
+    assert "t-0/partition.metadata: a named pipe; ignored" in partition.notes
     assert cli.main(["verify", str(part.root), "--no-progress"]) == 0
 
 

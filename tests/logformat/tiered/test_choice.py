@@ -1,4 +1,4 @@
-"""Choice of the copies of segments that make up a log: leader changes, unclean elections, uploads that did not end."""
+"""Choice of the copies of segments that form a log: leader changes, unclean elections, incomplete uploads."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_readable_log_without_a_manifest_is_used(tmp_path, compressed):
     assert shown.logs() == data(batches(0, 100 if compressed else 150))
     assert "no .rsm-manifest: an upload that did not end, or lost objects" in shown.notes()
     listed = shown.view.get_file_info(pafs.FileSelector(str(tmp_path), recursive=True))
-    assert len([info for info in listed if "-stray/" in info.path]) == compressed  # audits see what does not count
+    assert len([info for info in listed if "-stray/" in info.path]) == compressed  # also ignored copies
 
 
 def test_later_uploads_are_found(tmp_path, put):
@@ -283,8 +283,8 @@ def test_damaged_chunk_or_short_object_is_reported(tmp_path):
     log = next(folder.glob("*.log"))
     whole = log.read_bytes()
     log.write_bytes(bytes(len(whole)))
-    found = "expected a zstd frame of 4096 bytes, found chunk 0 in bytes 0 to"
-    with shown.view.open_input_file(f"{shown.path}/{0:020d}.log") as file, pytest.raises(OSError, match=found):
+    message = "expected a zstd frame of 4096 bytes, found chunk 0 in bytes 0 to"
+    with shown.view.open_input_file(f"{shown.path}/{0:020d}.log") as file, pytest.raises(OSError, match=message):
         file.read(10)
     log.write_bytes(whole[:-1])
     assert shown.starts() == [0]

@@ -34,8 +34,8 @@ HEADERS = st.lists(st.tuples(st.binary(max_size=3), st.one_of(st.none(), st.bina
 def read_rows(data):
     raw = np.frombuffer(data, np.uint8)
     rows = np.empty(len(raw) // 45 + 1, BATCH)
-    n, end, status, expected, found = walk.walk_batches(raw, len(raw), 0, -1, NO_END, walk.CHECK_ALL, rows)
-    assert (end, status) == (len(raw), walk.MORE), (end, status, expected, found)
+    n, end, status, expected, result = walk.walk_batches(raw, len(raw), 0, -1, NO_END, walk.CHECK_ALL, rows)
+    assert (end, status) == (len(raw), walk.MORE), (end, status, expected, result)
     return raw, rows[:n]
 
 
@@ -96,10 +96,10 @@ def batch(draw):
 @given(st.lists(batch(), min_size=1, max_size=3))
 def test_random_batch_equals_the_twin_and_is_read_as_written(drawn):
     data, start = b"", 0
-    for one in drawn:
-        moved = start - one.base_offset  # offsets rise from batch to batch
-        records = tuple(replace(r, offset=r.offset + moved) for r in one.records)
-        made = packed(replace(one, base_offset=start, last_offset=one.last_offset + moved, records=records))
+    for original in drawn:
+        moved = start - original.base_offset  # offsets rise from batch to batch
+        records = tuple(replace(r, offset=r.offset + moved) for r in original.records)
+        made = packed(replace(original, base_offset=start, last_offset=original.last_offset + moved, records=records))
         data, start = data + made.data, made.last_offset + 1
     there, changed = convert(data, 3)
     assert all(changed)
@@ -224,16 +224,16 @@ def test_changed_byte_is_an_error_or_is_read_as_by_the_twin(codec, tmp_path):
                 data[at] ^= mask
                 if at >= 21:
                     data[:] = signed(data)
-                found = read(np.frombuffer(bytes(data), np.uint8), keys_only=False)
-                if found is None:
+                result = read(np.frombuffer(bytes(data), np.uint8), keys_only=False)
+                if result is None:
                     named += 1
                     continue
                 keys = read(np.frombuffer(bytes(data), np.uint8), keys_only=True)
-                assert keys == found
+                assert keys == result
                 twin = v3.as_v2(bytes(data))
                 by_twin = [(r.offset, r.timestamp, r.value is None) for r in twin.records]
                 if not twin.append_time:
-                    assert [(o, (t + 2**63) % 2**64 - 2**63, null) for o, t, _, null in found] == by_twin
+                    assert [(o, (t + 2**63) % 2**64 - 2**63, null) for o, t, _, null in result] == by_twin
                 equal += 1
     assert named > 200
     assert equal > 100

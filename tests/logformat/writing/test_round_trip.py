@@ -136,9 +136,9 @@ def test_records_are_read_as_written(base_offset, batches, hostile, data):
         path = Path(writer.path)
         log = decode_log(path.read_bytes())
         assert log == [whole for whole, _, _ in expected]
-        for whole, found in zip(expected, log, strict=True):
-            if found.codec == NONE and not found.append_time:
-                assert found.data == encode_batch(whole[0])
+        for whole, actual in zip(expected, log, strict=True):
+            if actual.codec == NONE and not actual.append_time:
+                assert actual.data == encode_batch(whole[0])
 
         chunk_bytes = hostile.pop("chunk_bytes")
         segment = open_segment(path, chunk_bytes=chunk_bytes, sealed=True)
@@ -195,13 +195,13 @@ def test_sliced_and_text_columns_are_written():
         [Row(b"k%d" % i, None if i % 3 else b"v%d" % i, i, i, (("h", b"%d" % i),) * i) for i in range(9)]
     )
     part = table.slice(1, 7).slice(2, 4)
-    [found] = decode_log(encode_batches(part, 0, BatchOptions()).tobytes())
-    assert [(r.offset, r.key, r.value, len(r.headers)) for r in found.records] == [
+    [batches] = decode_log(encode_batches(part, 0, BatchOptions()).tobytes())
+    assert [(r.offset, r.key, r.value, len(r.headers)) for r in batches.records] == [
         (i, b"k%d" % i, None if i % 3 else b"v%d" % i, i) for i in range(3, 7)
     ]
     text = pa.record_batch({"key": pa.array(["a", None, "é"]), "value": pa.array(["x", "", None], pa.large_string())})
-    [found] = decode_log(encode_batches(text, 40, BatchOptions()).tobytes())
-    assert [(r.offset, r.timestamp, r.key, r.value) for r in found.records] == [
+    [batches] = decode_log(encode_batches(text, 40, BatchOptions()).tobytes())
+    assert [(r.offset, r.timestamp, r.key, r.value) for r in batches.records] == [
         (40, -1, b"a", b"x"), (41, -1, None, b""), (42, -1, "é".encode(), None),
     ]  # fmt: skip
     times = pa.record_batch({"key": pa.array([b"a"]), "timestamp": pa.array([1_500_000], pa.timestamp("us", "UTC"))})

@@ -47,12 +47,12 @@ def read(root: Path) -> Committed:
     return gather([read_commits(partition) for partition in find_partitions([str(root)], Selection())])
 
 
-def offsets(found: Committed) -> dict[tuple[str, str, int], Any]:
-    return {(row.group, row.topic, row.partition): row.offset for row in found.rows}
+def offsets(commits: Committed) -> dict[tuple[str, str, int], Any]:
+    return {(row.group, row.topic, row.partition): row.offset for row in commits.rows}
 
 
-def certain(found: Committed) -> list[bool]:
-    return [row.certain for row in found.rows]
+def certain(commits: Committed) -> list[bool]:
+    return [row.certain for row in commits.rows]
 
 
 def test_last_commit_of_each_key_and_the_type_of_its_group_are_read(tmp_path):
@@ -65,36 +65,36 @@ def test_last_commit_of_each_key_and_the_type_of_its_group_are_read(tmp_path):
         commit("g", "t", 0, 9, version=4, metadata="ü", topic_id=ID),
         commit("g", "t", 2, 3),  # the same key as of type 0, with a later word
         commit("h", "t", 0, None),
-        group_record("g", GROUP_METADATA, gone=True),
+        group_record("g", GROUP_METADATA, is_tombstone=True),
         group_record("g", CONSUMER_GROUP),
         commit("alone", "t", 0, 0),
     ]
     write_log(tmp_path / "__consumer_offsets-0", [log[:4], log[4:]])
-    found = read(tmp_path)
-    assert found.notes == () and found.problems == ()
-    first, second, *_ = [row for row in found.rows if row.group == "g"]
+    commits = read(tmp_path)
+    assert commits.notes == () and commits.problems == ()
+    first, second, *_ = [row for row in commits.rows if row.group == "g"]
     assert first == OffsetCommit(
         "g", "t", "AAECAwQFBgcICQoLDA0ODw", 0, 9, 5, "ü", COMMIT_MS, record_offset=5, group_type="consumer",
         coordinator_partition=0,
     )  # fmt: skip
     assert (second.expire_ms, second.leader_epoch) == (COMMIT_MS + 9, -1)
-    assert offsets(found) == {("alone", "t", 0): 0, ("g", "t", 0): 9, ("g", "t", 1): 6, ("g", "t", 2): 3}
-    assert [row.group_type for row in found.rows] == ["classic", *["consumer"] * 3]
-    assert found.unknown_because("nobody") is None
+    assert offsets(commits) == {("alone", "t", 0): 0, ("g", "t", 0): 9, ("g", "t", 1): 6, ("g", "t", 2): 3}
+    assert [row.group_type for row in commits.rows] == ["classic", *["consumer"] * 3]
+    assert commits.unknown_because("nobody") is None
 
 
 def test_streams_groups_of_a_broker_are_read(tmp_path):
     with tarfile.open(STREAMS_GROUPS) as packed:
         packed.extractall(tmp_path, filter="data")
-    said = json.loads((tmp_path / "committed.json").read_text())
-    expected = {name: one for name, one in said.items() if one["type"] != "share"}  # whose offsets lie elsewhere
+    answer = json.loads((tmp_path / "committed.json").read_text())
+    expected = {name: one for name, one in answer.items() if one["type"] != "share"}  # whose offsets lie elsewhere
     assert len([name for name, one in expected.items() if one["type"] == "streams"]) == 3
-    found: dict[str, Any] = {}
+    commits: dict[str, Any] = {}
     for row in read(tmp_path).rows:
         if row.group_type != "share":
-            of = found.setdefault(row.group, {"type": row.group_type, "offsets": {}})["offsets"]
+            of = commits.setdefault(row.group, {"type": row.group_type, "offsets": {}})["offsets"]
             of[f"{row.topic}-{row.partition}"] = [row.offset, row.leader_epoch, row.metadata]
-    assert found == expected
+    assert commits == expected
 
 
 def test_commits_after_an_open_transaction_are_used_and_its_own_are_not(tmp_path):
@@ -107,9 +107,9 @@ def test_commits_after_an_open_transaction_are_used_and_its_own_are_not(tmp_path
         in_transaction(2, commit("g", "t", 3, 13)),
         end(2, commit=True),
     ]
-    found = read(write_log(tmp_path / "__consumer_offsets-0", [log]).parent)
-    assert offsets(found) == {("h", "t", 0): 3, ("g", "t", 3): 13}
-    assert found.notes == ("__consumer_offsets-0: 2 records of transactions without an end do not count",)
+    commits = read(write_log(tmp_path / "__consumer_offsets-0", [log]).parent)
+    assert offsets(commits) == {("h", "t", 0): 3, ("g", "t", 3): 13}
+    assert commits.notes == ("__consumer_offsets-0: 2 records of transactions without an end do not count",)
 
 
 Event = tuple[Any, ...]
@@ -133,8 +133,8 @@ def test_committed_offsets_equal_the_replay_of_a_coordinator(tmp_path_factory, e
         if kind == "end":
             coordinator.end(producer, commit=group)
         else:
-            said = None if kind == "tombstone" else offset
-            coordinator.replay(offset, producer, (group, "t", partition), said)
+            value = None if kind == "tombstone" else offset
+            coordinator.replay(offset, producer, (group, "t", partition), value)
     offset = 0
     for kind, producer, group, partition in events:
         if kind == "roll":
@@ -153,7 +153,7 @@ def test_committed_offsets_equal_the_replay_of_a_coordinator(tmp_path_factory, e
     with pytest.MonkeyPatch.context() as patch:
         if tiny:
             patch.setattr(last_records, "_FLUSH_BYTES", 0)
-        assert offsets(read(folder.parent)) == {key: said for key, (_, said) in coordinator.offsets.items()}
+        assert offsets(read(folder.parent)) == {key: value for key, (_, value) in coordinator.offsets.items()}
 
 
 # -- what cannot be read
@@ -165,13 +165,13 @@ def test_damaged_partition_makes_only_its_groups_unknown(tmp_path):
         write_log(tmp_path / f"__consumer_offsets-{number}", [[commit(name, "t", 0, 5), commit(name, "t", 1, 6)]])
     log = tmp_path / "__consumer_offsets-0" / "00000000000000000000.log"
     edit(log, log.stat().st_size - 3, b"\xff\xff")
-    found = read(tmp_path)
-    assert [problem.kind for problem in found.problems] == ["crc"]
-    assert offsets(found) == {(groups[0], "t", 0): 5, (groups[1], "t", 0): 5, (groups[1], "t", 1): 6}
-    assert {row.group: row.certain for row in found.rows} == {groups[0]: False, groups[1]: True}
+    commits = read(tmp_path)
+    assert [problem.kind for problem in commits.problems] == ["crc"]
+    assert offsets(commits) == {(groups[0], "t", 0): 5, (groups[1], "t", 0): 5, (groups[1], "t", 1): 6}
+    assert {row.group: row.certain for row in commits.rows} == {groups[0]: False, groups[1]: True}
     elsewhere = next(f"new{i}" for i in range(9) if partition_for(f"new{i}", 2) == 0)
-    assert found.unknown_because(elsewhere) == "__consumer_offsets-0 could not be read whole"
-    assert found.unknown_because(groups[1]) is None
+    assert commits.unknown_because(elsewhere) == "__consumer_offsets-0 could not be read whole"
+    assert commits.unknown_because(groups[1]) is None
 
 
 def test_transaction_with_a_damaged_marker_does_not_use_the_next_marker(tmp_path):
@@ -184,25 +184,25 @@ def test_transaction_with_a_damaged_marker_does_not_use_the_next_marker(tmp_path
     path = write_log(tmp_path / "__consumer_offsets-0", [log]) / "00000000000000000000.log"
     first = 12 + int.from_bytes(path.read_bytes()[8:12])
     edit(path, first + 70, b"\xff")
-    found = read(tmp_path)
-    assert offsets(found) == {("g", "t", 1): 11}
-    assert not found.rows[0].certain and len(found.problems) == 1
+    commits = read(tmp_path)
+    assert offsets(commits) == {("g", "t", 1): 11}
+    assert not commits.rows[0].certain and len(commits.problems) == 1
 
 
 def test_missing_partition_makes_its_groups_unknown(tmp_path):
     write_log(tmp_path / "__consumer_offsets-1", [[commit(next(g for g in "abc" if partition_for(g, 2)), "t", 0, 5)]])
-    found = read(tmp_path)
+    commits = read(tmp_path)
     missing = next(f"new{i}" for i in range(9) if partition_for(f"new{i}", 2) == 0)
-    assert found.unknown_because(missing) == "__consumer_offsets-0 is not in the archive"
+    assert commits.unknown_because(missing) == "__consumer_offsets-0 is not in the archive"
     assert gather([]).unknown_because("any") == "there is no __consumer_offsets"
 
 
 def test_missing_segment_makes_its_groups_unknown_unless_gaps_are_accepted(tmp_path):
     folder = write_log(tmp_path / "__consumer_offsets-0", [[commit("g", "t", i, 5)] for i in range(3)])
     (folder / "00000000000000000001.log").unlink()
-    found = read(tmp_path)
-    assert [problem.kind for problem in found.problems] == ["gap"]
-    assert certain(found) == [False, False]
+    commits = read(tmp_path)
+    assert [problem.kind for problem in commits.problems] == ["gap"]
+    assert certain(commits) == [False, False]
     (partition,) = find_partitions([str(tmp_path)], Selection())
     assert certain(gather([read_commits(partition, accept_gaps=True)])) == [True, True]
 
@@ -217,8 +217,8 @@ def test_unknown_records_are_noted(tmp_path):
         Row(commit_key("g", "t", 2), commit_value(5)[:-3]),
     ]
     name = "__consumer_offsets-0"
-    found = read(write_log(tmp_path / name, [log]).parent)
-    assert found.notes == (
+    commits = read(write_log(tmp_path / name, [log]).parent)
+    assert commits.notes == (
         f"{name}: 1 records without a key are left out",
         f"{name}: 1 records with a key shorter than its type are left out",
         f"{name}: 1 records of the unknown type 99 are left out",
@@ -226,24 +226,24 @@ def test_unknown_records_are_noted(tmp_path):
         " are 0 to 4",
         f"{name}, offset 5: the value of group 'g', topic 't', partition 2 cannot be read: null",
     )
-    assert certain(found) == [True, False, False]
-    assert offsets(found) == {("g", "t", 0): 5, ("g", "t", 1): None, ("g", "t", 2): None}
+    assert certain(commits) == [True, False, False]
+    assert offsets(commits) == {("g", "t", 0): 5, ("g", "t", 1): None, ("g", "t", 2): None}
 
 
 def test_commit_with_an_unreadable_group_makes_the_partition_unknown(tmp_path):
     log = [commit("g", "t", 0, 5), Row(commit_key("other", "t", 0)[:-2], commit_value(1))]
-    found = read(write_log(tmp_path / "__consumer_offsets-0", [log]).parent)
-    assert certain(found) == [False]
-    assert found.unknown_because("other") == "__consumer_offsets-0 could not be read whole"
+    commits = read(write_log(tmp_path / "__consumer_offsets-0", [log]).parent)
+    assert certain(commits) == [False]
+    assert commits.unknown_because("other") == "__consumer_offsets-0 could not be read whole"
 
 
 def test_group_in_a_wrong_partition_is_noted_and_ignored(tmp_path):
     home = partition_for("g", 2)
     write_log(tmp_path / f"__consumer_offsets-{home}", [[commit("g", "t", 0, 5)]])
     write_log(tmp_path / f"__consumer_offsets-{1 - home}", [[commit("g", "t", 0, 99), commit("g", "t", 1, 7)]])
-    found = read(tmp_path)
-    assert offsets(found) == {("g", "t", 0): 5, ("g", "t", 1): 7}
-    assert found.notes == (
+    commits = read(tmp_path)
+    assert offsets(commits) == {("g", "t", 0): 5, ("g", "t", 1): 7}
+    assert commits.notes == (
         f"group 'g' has records in __consumer_offsets-{1 - home}, and of 2 partitions {home} is its own: their number"
         " was changed, or they come from several clusters",
     )
@@ -267,21 +267,21 @@ def test_share_group_state_is_built_from_its_snapshot_and_updates(tmp_path):
     write_log(tmp_path / "__share_group_state-0", [log[:2], log[2:]])
     groups = [share_topics("s", "t", ID, [0, 1]), group_record("s", SHARE_GROUP)]
     write_log(tmp_path / "__consumer_offsets-0", [groups])
-    found = read(tmp_path)
-    new, row = found.rows
+    commits = read(tmp_path)
+    new, row = commits.rows
     assert (row.group, row.group_type, row.topic, row.offset) == ("s", "share", "t", 11)
     assert row.delivered == ((11, 13), (22, 24))
     assert (new.group, new.offset, new.certain) == ("new", None, True)
-    assert found.notes == ()
+    assert commits.notes == ()
 
 
 def test_share_partitions_whose_state_could_not_be_read_are_unknown(tmp_path):
     write_log(tmp_path / "__consumer_offsets-0", [[share_topics("s", "t", ID, [0, 1])]])
-    found = read(tmp_path)
-    assert [(row.topic, row.partition, row.certain) for row in found.rows] == [
+    commits = read(tmp_path)
+    assert [(row.topic, row.partition, row.certain) for row in commits.rows] == [
         ("t", 0, False), ("t", 1, False)
     ]  # fmt: skip
-    assert [row.group_type for row in found.rows] == ["share", "share"]
+    assert [row.group_type for row in commits.rows] == ["share", "share"]
 
 
 BATCHES = st.lists(
@@ -295,12 +295,12 @@ BATCHES = st.lists(
 
 @given(st.lists(st.tuples(st.sampled_from([-1, -1, 5, 17, 30]), BATCHES), min_size=1, max_size=6))
 def test_merged_state_batches_equal_a_merge_by_offset(drawn):
-    one = SharePartition()
+    partition = SharePartition()
     for number, (start, batches) in enumerate(drawn):
-        (one.update if number else one.snapshot)(start, batches)
+        (partition.update if number else partition.snapshot)(start, batches)
     changes = [ShareStateRecord(start, np.array(batches, BATCH)) for start, batches in drawn]
-    assert start_offset(changes) == one.start
-    assert [o for first, last in delivered_ranges(changes) for o in range(first, last + 1)] == one.delivered()
+    assert start_offset(changes) == partition.start
+    assert [o for first, last in delivered_ranges(changes) for o in range(first, last + 1)] == partition.delivered()
 
 
 def test_merging_many_overlapping_batches_is_fast():
@@ -329,5 +329,5 @@ def test_offsets_removed_by_a_cleaner_make_no_group_unknown(tmp_path):
     with SegmentWriter(folder, 12) as log:
         for offset in (12, 20):
             TextWriter().append(log, BatchText((replace(commit("g", "t", offset, 5), offset=offset),)))
-    found = read(tmp_path)
-    assert not found.problems and certain(found) == [True] * 13
+    commits = read(tmp_path)
+    assert not commits.problems and certain(commits) == [True] * 13

@@ -36,7 +36,7 @@ def drawn_case(
     """Return (records and positions by unit, deliveries by key) with drawn keys, gaps and times out of order."""
     records: dict[Unit, list[dict[str, Any]]] = {}
     positions: dict[Unit, list[Position]] = {}
-    told: list[dict[str, Any]] = []
+    deliveries: list[dict[str, Any]] = []
     for number in range(_TOPICS):
         topic = f"t{number}"
         for partition in range(rng.randrange(1, 3)):
@@ -49,13 +49,13 @@ def drawn_case(
                 offset += rng.choice([1, 1, 1, 4])
             positions[topic, partition] = [_position(rng, kind) for kind in ("classic", "share")]
             positions[topic, partition].append(Position("table", "table"))
-        told += [
+        deliveries += [
             {"group": "table", "topic": topic, "key": key,
              "told": rng.choice([-(2**63), -1, *(rng.randrange(60) for _ in range(6))])}
             for key in (b"", b"a", b"c", b"nowhere")
             if rng.random() < 0.7
         ]  # fmt: skip
-    return records, positions, told
+    return records, positions, deliveries
 
 
 def _position(rng: random.Random, kind: str) -> Position:
@@ -91,13 +91,13 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("seed", range(4))
 def test_lags_of_random_logs_equal_those_of_plain_code(tmp_path: Path, seed: int, apart: bool) -> None:
-    records, positions, told = drawn_case(random.Random(seed))
+    records, positions, deliveries = drawn_case(random.Random(seed))
     every = [position for of in positions.values() for position in of]
     edges = [edge for position in every for first, last in position.ranges for edge in (first, last + 1)]
-    cuts = [*edges, *(position.start for position in every), *(one["told"] + 1 for one in told)]
+    cuts = [*edges, *(position.start for position in every), *(delivery["told"] + 1 for delivery in deliveries)]
     sides = write_entries(tmp_path, records, None if apart else cuts)
     schema = pa.schema([("group", pa.string()), ("topic", pa.string()), ("key", pa.binary()), ("told", pa.int64())])
-    batches = pa.Table.from_pylist(told, schema).to_batches(max_chunksize=20)
+    batches = pa.Table.from_pylist(deliveries, schema).to_batches(max_chunksize=20)
     paths = {
         row["path"] for batch in write_told(str(tmp_path), "told", SECRET, iter(batches)) for row in batch.to_pylist()
     }
@@ -106,33 +106,35 @@ def test_lags_of_random_logs_equal_those_of_plain_code(tmp_path: Path, seed: int
     units = {u: DeliveryUnit(tuple(positions[u]), True, ms) for u, ms in zip(sides.units, newest, strict=True)}
     question = DeliveryQuestion("s", units, 20, None, tuple(paths))
     answered = [question.answer(load(sides, bounds, question.columns)) for bounds in ranges(3, 1)]
-    tables, summaries = ([one[i] for one in answered] for i in (0, 1))
+    tables, summaries = ([delivery[i] for delivery in answered] for i in (0, 1))
     rows = pa.concat_tables(tables).cast(DELIVERIES).drop_columns(["source", "group_type"]).to_pylist()
     ours = {(row["group"], row["topic"], row["partition"], row["key"]): row for row in rows}
-    expected = expected_rows(records, positions, told)
+    expected = expected_rows(records, positions, deliveries)
     assert len(ours) == len(rows) == len(expected) > 400
     for where, row in expected.items():
         assert ours[where] == row, where
-    assert sum(one.without for one in summaries) == sum(
-        not any(row["key"] == one["key"] for unit, of in records.items() if unit[0] == one["topic"] for row in of)
-        for one in told
+    assert sum(delivery.without for delivery in summaries) == sum(
+        not any(
+            row["key"] == delivery["key"] for unit, of in records.items() if unit[0] == delivery["topic"] for row in of
+        )
+        for delivery in deliveries
     )
     for row in merged_figures(summaries):
         group, topic = row["group"], row["topic"]
-        known = [e for e in expected.values() if (e["group"], e["topic"]) == (group, topic)]
-        assert row["keys"] == len(known)
-        known = [e for e in known if e["verdict"] != "unknown"]
+        certain = [e for e in expected.values() if (e["group"], e["topic"]) == (group, topic)]
+        assert row["keys"] == len(certain)
+        certain = [e for e in certain if e["verdict"] != "unknown"]
         for lag in LAGS:
-            values = [e[lag] for e in known]
+            values = [e[lag] for e in certain]
             theirs = [rank(values, share) for share in (0.5, 0.9, 0.99, 1)]
             assert row[lag] == dict(zip(PERCENTILES, theirs, strict=True)), (group, topic, lag)
 
 
 def expected_rows(
-    records: dict[Unit, list[dict[str, Any]]], positions: dict[Unit, list[Position]], told: list[dict[str, Any]]
+    records: dict[Unit, list[dict[str, Any]]], positions: dict[Unit, list[Position]], deliveries: list[dict[str, Any]]
 ) -> dict[tuple[Any, ...], dict[str, Any]]:
     out = {}
-    offsets = {(one["topic"], one["key"]): one["told"] for one in told}
+    offsets = {(delivery["topic"], delivery["key"]): delivery["told"] for delivery in deliveries}
     for unit, rows in records.items():
         newest = max((r["timestamp_ms"] for r in rows if r["timestamp_ms"] >= 0), default=None)
         for position in positions[unit]:
@@ -150,9 +152,9 @@ def expected_rows(
     return out
 
 
-def delivered_by(position: Position, told: int | None):
+def delivered_by(position: Position, deliveries: int | None):
     if position.group == "table":
-        return lambda offset: told is not None and offset <= told
+        return lambda offset: deliveries is not None and offset <= deliveries
     return lambda offset: offset < position.start or any(a <= offset <= b for a, b in position.ranges)
 
 

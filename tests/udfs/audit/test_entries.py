@@ -67,16 +67,16 @@ def read(folder: Path, store: Path, cuts: Cuts, apart: bool = False, hide: bool 
     """Read a log; apart: each stretch is a group."""
     (partition,) = archive_source(str(folder.parent), EVERY_TOPIC).partitions
     pieces = list(enumerate(find_pieces(partition, Range(wanted=Wanted(committed=True)))))
-    groups = [pieces] if cuts is not None and not apart else [[one] for one in pieces]
+    groups = [pieces] if cuts is not None and not apart else [[piece] for piece in pieces]
     task = ReadTask(tuple(Group(of[0][0], 5, 0, cuts, list(of)) for of in groups), str(store), "entries", SECRET, hide)
     made = read_task([listed_logs(partition)], task)
-    assert not any(one.problems for one in made.stretches)
-    found = pq.read_table(store / "entries" / made.path)
-    assert made.entries == len(found) == sum(one.entries for one in made.stretches)
-    high = [found["high"].to_numpy()[first:stop] for first, stop in row_groups(store / "entries" / made.path)]
+    assert not any(piece.problems for piece in made.stretches)
+    table = pq.read_table(store / "entries" / made.path)
+    assert made.entries == len(table) == sum(piece.entries for piece in made.stretches)
+    high = [table["high"].to_numpy()[first:stop] for first, stop in row_groups(store / "entries" / made.path)]
     assert all((np.diff(bins(part).astype(int)) >= 0).all() for part in high)
-    assert min(one.first_offset for one in made.stretches) == 0
-    return sorted(found.to_pylist(), key=lambda row: (row["offset"], row["first_offset"] or 0))
+    assert min(piece.first_offset for piece in made.stretches) == 0
+    return sorted(table.to_pylist(), key=lambda row: (row["offset"], row["first_offset"] or 0))
 
 
 def row_groups(path: Path) -> list[tuple[int, int]]:
@@ -112,15 +112,15 @@ def test_entries_are_sums_of_records(
     contents = {(r.key, r.value): row["digest"] for r, row in zip(plain, versions, strict=True)}
     assert len(set(contents.values())) == len(contents)
     for cuts, apart in (((), False), ((), True), (tuple(sorted(rng.sample(range(1, 240), 3))), False)):
-        found = read(folder, tmp_path / f"together{cuts}{apart}", cuts, apart)
-        assert totals(found) == totals(versions)
+        entry_rows = read(folder, tmp_path / f"together{cuts}{apart}", cuts, apart)
+        assert totals(entry_rows) == totals(versions)
         if most_entries > 9 and most_key_bytes > 40 and not apart:
-            one = [row | {"read_id": 0} for row in versions]
+            entry = [row | {"read_id": 0} for row in versions]
             columns = ("offset", "key", "versions", "bytes", "first_offset", "first_timestamp_ms", "size_bytes")
-            sums = [tuple(row[name] for name in columns) for row in added_up(one, cuts)]
-            assert [tuple(row[name] for name in columns) for row in found] == sorted(sums)
+            sums = [tuple(row[name] for name in columns) for row in added_up(entry, cuts)]
+            assert [tuple(row[name] for name in columns) for row in entry_rows] == sorted(sums)
         for cut in cuts:
-            assert not [row for row in found if row["first_offset"] < cut <= row["offset"]]
+            assert not [row for row in entry_rows if row["first_offset"] < cut <= row["offset"]]
     hidden = read(folder, tmp_path / "hidden", (), hide=True)
     keys = pa.array(distinct, pa.binary())
     hashes = as_bytes(keyed_hashes(keys, SECRET), keys).to_pylist()
@@ -133,9 +133,9 @@ def totals(rows: list[dict[str, Any]]) -> dict[bytes, tuple[Any, ...]]:
     out: dict[bytes, tuple[Any, ...]] = {}
     for row in (row for row in rows if row["key"] is not None):
         n, size = row["versions"] or 1, row["bytes"] or row["size_bytes"]
-        known = out.get(row["key"], (0, 0))
+        sums = out.get(row["key"], (0, 0))
         last = row["offset"], row["timestamp_ms"], row["size_bytes"], row["tombstone"], row["high"], row["low"]
-        out[row["key"]] = (known[0] + n, known[1] + size, *last)
+        out[row["key"]] = (sums[0] + n, sums[1] + size, *last)
     return out
 
 

@@ -86,8 +86,8 @@ def test_random_records_give_the_results_of_plain_code(tmp_path: Path, seed: int
     question = KeysQuestion("s", {"t": 5}, 5)
     made = answered(question, sides, n_ranges)
     wanted = expected(rows, shown, 5)
-    found = pa.concat_tables([table for table, _ in made]).to_pylist()
-    assert sorted(found, key=lambda row: (row["partition"], row["key"])) == wanted and len(wanted) > 50
+    result_rows = pa.concat_tables([table for table, _ in made]).to_pylist()
+    assert sorted(result_rows, key=lambda row: (row["partition"], row["key"])) == wanted and len(wanted) > 50
     summaries = [summary for _, summary in made]
     every = pa.Table.from_pylist([row for of, _ in summaries for row in of], PARTITION_KEYS)
     for counts in add_partitions(every):

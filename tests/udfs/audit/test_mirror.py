@@ -50,10 +50,10 @@ def found(table: pa.Table) -> tuple[dict[tuple[str, int, bytes], str], Counter, 
 
 
 def answer(root: Path, a: list[Seen], b: list[Seen], options: Options, n_ranges: int = 4) -> pa.Table:
-    given = dict(options)
-    sides = write_sides(root, a, b, given.pop("spread", ()))
-    unread = tuple(frozenset(given.get(name, ())) for name in ("unread_a", "unread_b"))
-    flags = bool(given.get("ignore_timestamps")), bool(given.get("every_version"))
+    arguments = dict(options)
+    sides = write_sides(root, a, b, arguments.pop("spread", ()))
+    unread = tuple(frozenset(arguments.get(name, ())) for name in ("unread_a", "unread_b"))
+    flags = bool(arguments.get("ignore_timestamps")), bool(arguments.get("every_version"))
     question = MirrorQuestion("s", unread, *flags, 20)
     return pa.concat_tables([question.answer(load(sides, one, question.columns))[0] for one in ranges(n_ranges, 1)])
 

@@ -14,11 +14,11 @@ from lastkey.udfs.audit.runs import Groups, first_valid, grouped, last_valid, ra
 
 @pytest.mark.parametrize(("rows", "most"), [(0, 9), (1, 9), (10, 9), (1000, 9), (10**9, 9)])
 def test_ranges_cover_all_bins(rows: int, most: int) -> None:
-    found = ranges(rows, most)
-    assert -(-rows // most) <= len(found) or len(found) == 1 << 16
-    assert len(found) <= max(2 * -(-rows // most), 1)
-    assert (found[0][0], found[-1][1]) == (-(1 << 15), 1 << 15)
-    assert all(a[1] == b[0] and a[0] < a[1] for a, b in itertools.pairwise(found))
+    bin_ranges = ranges(rows, most)
+    assert -(-rows // most) <= len(bin_ranges) or len(bin_ranges) == 1 << 16
+    assert len(bin_ranges) <= max(2 * -(-rows // most), 1)
+    assert (bin_ranges[0][0], bin_ranges[-1][1]) == (-(1 << 15), 1 << 15)
+    assert all(a[1] == b[0] and a[0] < a[1] for a, b in itertools.pairwise(bin_ranges))
 
 
 @pytest.mark.parametrize("n_hashes", [300, 6, 1], ids=["good hashes", "poor hashes", "none"])
@@ -34,13 +34,13 @@ def test_groups_are_exact_despite_hash_collisions(seed: int, few: bool, n_hashes
     places = [[rng.randrange(most) for _ in range(n)] for most in (3, 2, 10**9)]
     columns = [np.array(column, np.int64) for column in (unit, high, low, *places)]
     rows = KeyedRows(*columns[:3], np.array(side), columns[3], columns[4].astype(np.int32), columns[5])
-    found, slow = sorted_groups(rows), dict[tuple[int, ...], list[int]]()
+    sorted_rows, slow = sorted_groups(rows), dict[tuple[int, ...], list[int]]()
     keys = list(zip(unit, high, low, strict=True))
     for row in sorted(range(n), key=lambda row: (side[row], *(place[row] for place in places))):
         slow.setdefault(keys[row], []).append(row)
-    groups = [found.order[a:b].tolist() for a, b in zip(found.starts, found.ends, strict=True)]
+    groups = [sorted_rows.order[a:b].tolist() for a, b in zip(sorted_rows.starts, sorted_rows.ends, strict=True)]
     assert sorted(groups) == sorted(slow.values())
-    assert [found.of[a] for a in found.starts] == list(range(len(found.starts)))
+    assert [sorted_rows.of[a] for a in sorted_rows.starts] == list(range(len(sorted_rows.starts)))
     plain = grouped(*columns[:3])
     assert all(np.all(np.diff(plain.order[a:b]) > 0) for a, b in zip(plain.starts, plain.ends, strict=True))
 

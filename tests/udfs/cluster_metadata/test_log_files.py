@@ -38,9 +38,9 @@ def test_newest_value_of_a_setting_is_used_and_null_removes_it(tmp_path):
         topic("a", 1), config("a", "retention.ms", "1"), config("a", "retention.ms", "2"), config("a", "x", "y"),
         config("a", "x", None), topic("b", 2), config("b", "retention.ms", ""), config("b", "gone", None), NO_OP,
     ])  # fmt: skip
-    found = read(tmp_path)
-    assert settings(found) == {"a": {"retention.ms": "2"}, "b": {"retention.ms": ""}}
-    assert (found.end_offset, found.time_ms, found.notes) == (9, record_time_ms(8), [])
+    metadata = read(tmp_path)
+    assert settings(metadata) == {"a": {"retention.ms": "2"}, "b": {"retention.ms": ""}}
+    assert (metadata.end_offset, metadata.time_ms, metadata.notes) == (9, record_time_ms(8), [])
 
 
 def test_recreated_topic_has_no_setting_of_the_old_topic(tmp_path):
@@ -53,9 +53,9 @@ def test_open_metadata_transactions_are_ignored(tmp_path):
     aborted = [BEGIN, config("a", "x", "2"), removed(1), ABORT]
     still_open = [BEGIN, config("a", "x", "3")]
     write_log(tmp_path, [topic("a", 1), *ended, *aborted, *still_open])
-    found = read(tmp_path)
-    assert settings(found) == {"a": {"x": "1"}, "b": {}}
-    assert found.notes == ["1 records of a transaction that has not ended do not count"]
+    metadata = read(tmp_path)
+    assert settings(metadata) == {"a": {"x": "1"}, "b": {}}
+    assert metadata.notes == ["1 records of a transaction that has not ended do not count"]
 
 
 def test_metadata_segments_are_read_in_order_without_gaps(tmp_path):
@@ -114,8 +114,8 @@ def test_later_changes_are_counted(tmp_path):
     )
 
     def newer(offset, time_ms=-1):
-        said = newer_changes(LOCAL, [str(tmp_path / "none"), str(tmp_path)], offset, time_ms)
-        return None if said is None else said.partition(f"{FOLDER} ")[2]
+        note = newer_changes(LOCAL, [str(tmp_path / "none"), str(tmp_path)], offset, time_ms)
+        return None if note is None else note.partition(f"{FOLDER} ")[2]
 
     assert newer(1) == "has 2 later changes of topics or settings, from offset 1 on"
     assert newer(2) == "has 1 later change of topics or settings, from offset 3 on"

@@ -83,8 +83,8 @@ def expect(part: Partition, kind: str, position: int, *, base: int = INNER, seal
     """
     path = f"t-0/{segment_file(base, 'log')}"
     checked = part.verify(sealed=sealed)
-    found = [(p.kind, p.path, p.position) for p in checked.problems]
-    assert (kind, path, position) in found
+    problems = [(p.kind, p.path, p.position) for p in checked.problems]
+    assert (kind, path, position) in problems
     result = part.compact(sealed=sealed)
     assert result.status == "uncleanable"
     problem = result.problem
@@ -136,8 +136,8 @@ def test_damaged_batch_does_not_hide_the_next_one(part: Partition) -> None:
     for position in positions:
         flip(part.log(INNER), position + 50)
     flip(part.log(0), 30)
-    found = [(p.kind, p.path, p.position) for p in part.verify().problems if p.kind == "crc"]
-    assert found == [("crc", f"t-0/{segment_file(0, 'log')}", 0)] + [
+    problems = [(p.kind, p.path, p.position) for p in part.verify().problems if p.kind == "crc"]
+    assert problems == [("crc", f"t-0/{segment_file(0, 'log')}", 0)] + [
         ("crc", f"t-0/{segment_file(INNER, 'log')}", p) for p in positions
     ]
 
@@ -208,11 +208,11 @@ def test_unread_bytes_after_damage_without_an_index_are_reported(part: Partition
 @pytest.mark.parametrize(("base", "number"), [(INNER, 1), (ACTIVE, 1), (ACTIVE, 2)])
 def test_last_offset_out_of_range_is_a_problem(part: Partition, base: int, number: int, past: int) -> None:
     position = part.positions(base)[number]
-    found = 2**63 - 1 - RECORDS + past
-    edit(part.log(base), position, struct.pack(">q", found))
+    last_offset = 2**63 - 1 - RECORDS + past
+    edit(part.log(base), position, struct.pack(">q", last_offset))
     problem = expect(part, "offsets", position, base=base)
     assert problem.expected.startswith(f"a base offset up to {2**63 - 1 - RECORDS}")
-    assert problem.found == str(found)
+    assert problem.found == str(last_offset)
 
 
 def test_largest_last_offset_is_compacted(tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ def test_damaged_batch_in_the_last_segment_is_not_a_torn_tail(part: Partition, i
     assert problem.found.startswith(f"one at {base ^ 1 << bit}")
     assert ("as its index says" in problem.expected) == index
     if index:
-        told = (("index", f"t-0/{segment_file(ACTIVE, 'index')}"), ("relative_offset", problem.path))[bit > 31]
-        assert told in [(p.kind, p.path) for p in part.verify().problems]
+        expected = (("index", f"t-0/{segment_file(ACTIVE, 'index')}"), ("relative_offset", problem.path))[bit > 31]
+        assert expected in [(p.kind, p.path) for p in part.verify().problems]
     accepted = part.compact(plan=changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
     assert accepted.status == "cleaned"
     assert any(problem.expected in note for note in accepted.notes)
@@ -617,8 +617,8 @@ def test_unreadable_text_files_are_reported(part: Partition) -> None:
     whole = works(part)
     (part.folder / "leader-epoch-checkpoint").write_text("0\n2\n3 0\n")
     (part.folder / "partition.metadata").write_text("version: 9")
-    found = {(p.kind, p.path) for p in part.verify().problems}
-    assert found == {("side_file", "t-0/leader-epoch-checkpoint"), ("side_file", "t-0/partition.metadata")}
+    problems = {(p.kind, p.path) for p in part.verify().problems}
+    assert problems == {("side_file", "t-0/leader-epoch-checkpoint"), ("side_file", "t-0/partition.metadata")}
     assert works(part) == whole
 
 

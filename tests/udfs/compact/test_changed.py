@@ -192,9 +192,9 @@ def test_output_with_a_read_back_mismatch_is_a_problem(monkeypatch: pytest.Monke
     again.push(0, CleanedRun(rows, data, -1, len(data)), nothing)
     made[1].seek(100)
     made[1].write(b"\0")
-    with pytest.raises(LogFormatError, match="temporary file") as found:
+    with pytest.raises(LogFormatError, match="temporary file") as raised:
         list(again.drain([]))
-    assert found.value.kind == "readback"
+    assert raised.value.kind == "readback"
 
 
 def test_file_copied_to_an_earlier_base_offset_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

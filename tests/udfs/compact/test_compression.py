@@ -38,8 +38,8 @@ TYPES = [(name, every) for name in NAMES for every in (False, True)]
 
 def compressing(plan: PartitionPlan, name: str, *, every: bool = False, **levels: int) -> PartitionPlan:
     """Return the plan with compression.type, in a folder of its own."""
-    given = {f"compression_{codec}_level": level for codec, level in levels.items()}
-    new = replace(plan.policy.settings, compression_type=name, recompress=every, **given)  # type: ignore[arg-type]
+    levels_by_name = {f"compression_{codec}_level": level for codec, level in levels.items()}
+    new = replace(plan.policy.settings, compression_type=name, recompress=every, **levels_by_name)  # type: ignore[arg-type]
     return changed(plan, settings=new, folder=f"{name}-{every}")
 
 

@@ -64,10 +64,10 @@ def young(records: list[Record], oldest_ms: int) -> list[Record]:
     return [r for r in records if not 0 <= r.timestamp < oldest_ms]
 
 
-def check_nothing_else_went(plan: PartitionPlan, done: Outcome, oldest_ms: int) -> None:
+def check_other_records_unchanged(plan: PartitionPlan, done: Outcome, oldest_ms: int) -> None:
     """Check the records against the plain reader, and that control batches and offsets did not change."""
     was, after = decode_segments(plan), batches_after(done)
-    removed = len([one for one in done.result.log.expired for _ in range(one.segments)])
+    removed = len([entry for entry in done.result.log.expired for _ in range(entry.segments)])
     closed = open_from(plan)
     expected = [r for batches in was[removed:closed] for r in young(data_records(batches), oldest_ms)]
     expected += [r for batches in was[closed:] for r in data_records(batches)]
@@ -106,7 +106,7 @@ def test_exact_retention_of_golden_partitions_equals_the_twin(
     all_times = times(closed)
     if not all_times:  # magic 0: without timestamps no record is too old, and segments expire by their files
         oldest = plan.input.segments[0].mtime_ms + 1
-        check_nothing_else_went(plan, compact(exact(plan, oldest)), oldest)
+        check_other_records_unchanged(plan, compact(exact(plan, oldest)), oldest)
         assert compact(exact(plan, oldest - 1)).result.status == "not_due"
         return
     for number, oldest in enumerate((all_times[len(all_times) // 3], all_times[-1], all_times[0])):
@@ -117,7 +117,7 @@ def test_exact_retention_of_golden_partitions_equals_the_twin(
             assert done.files() == {}
             continue
         assert done.result.status == "cleaned", done.result.problem
-        check_nothing_else_went(mine, done, oldest)
+        check_other_records_unchanged(mine, done, oldest)
         assert not done.result.log.compacted
         assert done.result.work.counters["dropped_superseded"] == done.result.work.counters["null_keys"] == 0
         for i, segment in enumerate(done.result.log.segments):
@@ -137,8 +137,8 @@ def test_compaction_precedes_the_expiry_of_records(name: str, cases: dict[str, C
     without = compact(changed(plan, folder="without"))
     assert without.result.status == "cleaned", without.result.problem
     end = without.result.log.first_dirty_offset
-    found = [b for batches in batches_after(without) for b in batches]
-    cleaned, rest = ([b for b in found if (b.last_offset < end) is side] for side in (True, False))
+    cleaned_batches = [b for batches in batches_after(without) for b in batches]
+    cleaned, rest = ([b for b in cleaned_batches if (b.last_offset < end) is side] for side in (True, False))
     all_times = times(cleaned)
     if not all_times:
         return
@@ -209,7 +209,7 @@ def test_exact_retention_of_random_logs_equals_the_twin(seed: int, tmp_path: Pat
         assert data_records(closed) == young(data_records(closed), oldest)
         return
     assert done.result.status == "cleaned", done.result.problem
-    check_nothing_else_went(plan, done, oldest)
+    check_other_records_unchanged(plan, done, oldest)
     left = done.as_archive(tmp_path / "again", snapshots=False)
     plan = make_plan(left, tmp_path / "b", Settings(), now_ms=NOW_MS, log_start_offset=done.result.log.log_start_offset)
     again = compact(exact(plan, oldest)).result  # whole segments may go now, because their young records are gone
@@ -249,9 +249,9 @@ def test_changed_segment_and_all_earlier_ones_are_written(tmp_path: Path) -> Non
 def test_segments_with_recent_timestamps_are_not_read_again(tmp_path: Path) -> None:
     archived = write_aged_log([9, 1], [1, 1], [1, 1], root=tmp_path / "archive")
     plan = week(archived, tmp_path)
-    for known, read in ((NOW_MS - DAY, 2), (NOW_MS - 8 * DAY, 6), (-1, 6), (NO_TIMESTAMP, 2)):
-        segments = (plan.input.segments[0], *(replace(s, min_timestamp_ms=known) for s in plan.input.segments[1:]))
-        done = compact(changed(plan, segments=segments, folder=f"out{known}"))
+    for timestamp, read in ((NOW_MS - DAY, 2), (NOW_MS - 8 * DAY, 6), (-1, 6), (NO_TIMESTAMP, 2)):
+        segments = (plan.input.segments[0], *(replace(s, min_timestamp_ms=timestamp) for s in plan.input.segments[1:]))
+        done = compact(changed(plan, segments=segments, folder=f"out{timestamp}"))
         assert done.result.work.counters["records_read"] == read
     nothing_old = tuple(replace(s, min_timestamp_ms=NOW_MS) for s in plan.input.segments)
     assert compact(changed(plan, segments=nothing_old, folder="none")).result.status == "not_due"

@@ -30,10 +30,10 @@ def test_three_passes_give_the_result_of_kafkas_cleaner(theirs: dict[str, Case],
     case = theirs[name]
     [partition] = case.partitions
     archived = archived_at(case.folder / "input", partition)
-    found = []
+    different = []
     for number in PASSES:
         ours = compact(golden_plan(case, partition, number, archived, tmp_path / str(number)))
         assert ours.result.problem is None
-        found.append(digest(ours))
+        different.append(digest(ours))
         archived = ours.as_archive(tmp_path / f"{number}.archive", snapshots=True)
-    assert found == case.meta["partitions"][partition]["expected"]
+    assert different == case.meta["partitions"][partition]["expected"]

@@ -87,14 +87,14 @@ def test_expired_segments_equal_those_of_kafka(log, retention_ms, retention_byte
     last_may_go = last_may_go and not above
     rows, log_start = log
     limits = RetentionLimits(retention_ms, retention_bytes)
-    given = {"log_start_offset": log_start, "now_ms": NOW_MS, "last_may_go": last_may_go}
+    arguments = {"log_start_offset": log_start, "now_ms": NOW_MS, "last_may_go": last_may_go}
     expected = twin(rows, log_start, limits, last_may_go, above)
-    assert expired_segments(segment_times(rows, above), limits, **given) == expected
+    assert expired_segments(segment_times(rows, above), limits, **arguments) == expected
     rows = [*rows, (100, above, NOW_MS, NOW_MS)] if above else rows  # as in the listing
-    may = may_take_any(segment_times(rows, 0), limits, **given)
+    may = may_take_any(segment_times(rows, 0), limits, **arguments)
     assert may == any(expected.values()) or (above and may)  # the function does not know the high watermark
     larger = [rows[0], *((r[0], r[1] + 5, *r[2:]) for r in rows[1:])]  # listed sizes of segments that are read in part
-    assert may_take_any(segment_times(larger, 0), limits, **given) or not any(expected.values())
+    assert may_take_any(segment_times(larger, 0), limits, **arguments) or not any(expected.values())
 
 
 # -- whole partitions
@@ -114,8 +114,8 @@ def test_bytes_above_the_high_watermark_count_for_retention(tmp_path, watermark,
     for limit, removed in ((sum(sizes[1:]), 1), (sum(sizes[1:]) + 1, 0), (sizes[3], 2 if watermark < 36 else 3)):
         settings = replace(plan.policy.settings, compacts=False, retention_bytes=limit)
         done = compact(changed(plan, high_watermark=watermark, settings=settings, folder=f"{limit}")).result
-        assert sum(one.segments for one in done.log.expired) == removed
-        assert [one.bytes_above for one in done.log.expired] == [
+        assert sum(entry.segments for entry in done.log.expired) == removed
+        assert [entry.bytes_above for entry in done.log.expired] == [
             sum(sizes) - sum(sizes[:removed]) - sum(s.size_bytes for s in done.log.segments)
         ][: len(done.log.expired)]
 
@@ -181,7 +181,7 @@ def test_retention_by_size_precedes_retention_by_time(case, tmp_path):
     sizes, largest = [s.size_bytes for s in plan.input.segments], largest_timestamps(plan)
     limits = {"retention_bytes": sum(sizes[1:]), "retention_ms": plan.run.now_ms - largest[2] - 1}
     done = compact(plan_for(case, tmp_path, **limits))
-    assert [(one.reason, one.segments) for one in done.result.log.expired] == [("size", 1), ("time", 2)]
+    assert [(entry.reason, entry.segments) for entry in done.result.log.expired] == [("size", 1), ("time", 2)]
     assert [s.base_offset for s in done.result.log.segments] == [s.base_offset for s in plan.input.segments[3:]]
     again = compact(plan_for(case, tmp_path / "b", retention_bytes=sum(sizes[1:]) + 1))
     assert again.result.status == "not_due"  # less would be left than the setting says
@@ -191,7 +191,7 @@ def test_segments_below_the_log_start_are_removed(case, tmp_path):
     plan = plan_for(case, tmp_path, retention_bytes=2**62)
     start = plan.input.segments[2].base_offset + 1
     done = compact(changed(plan, log_start_offset=start, log_start_checkpoint=start))
-    assert [(one.reason, one.segments) for one in done.result.log.expired] == [("log_start", 2)]
+    assert [(entry.reason, entry.segments) for entry in done.result.log.expired] == [("log_start", 2)]
     assert done.result.log.segments[0].base_offset == plan.input.segments[2].base_offset
     assert done.result.log.log_start_offset == start
 

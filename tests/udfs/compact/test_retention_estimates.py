@@ -67,7 +67,7 @@ def test_force_does_not_move_the_first_dirty_offset_back(cases, tmp_path):
     limits = replace(plan.policy.settings, min_compaction_lag_ms=2**40, retention_bytes=sum(sizes[1:]))
     plan = changed(plan, settings=limits, first_dirty_offset=plan.input.segments[3].base_offset, force=False)
     plain, forced = compact(plan).result, compact(changed(plan, force=True, folder="forced")).result
-    assert [one.reason for one in plain.log.expired] == [one.reason for one in forced.log.expired] == ["size"]
+    assert [entry.reason for entry in plain.log.expired] == [entry.reason for entry in forced.log.expired] == ["size"]
     assert not plain.log.compacted and not forced.log.compacted
     assert plain.log.first_dirty_offset == plan.input.first_dirty_offset
     assert forced.log.first_dirty_offset == plan.input.first_dirty_offset

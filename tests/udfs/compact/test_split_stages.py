@@ -1,4 +1,4 @@
-"""Compaction in several tasks: logs that would fall into each trap; splits; rows that are lost between the stages."""
+"""Compaction in several tasks: a log for each special case; splits; rows that are lost between the stages."""
 
 from __future__ import annotations
 
@@ -218,8 +218,8 @@ def test_segments_are_moved_in_a_bucket(tmp_path: Path) -> None:
         several = compact_in_blocks(in_bucket)
         root = open_root(in_bucket.run.store_uri)
         existing = root.filesystem.get_file_info(pafs.FileSelector(root.full(""), recursive=True))
-        found = {f.base_name: read_file(root, f"{plan.run.folder}/{f.base_name}") for f in existing if f.is_file}
-        assert found == one.files()
+        contents = {f.base_name: read_file(root, f"{plan.run.folder}/{f.base_name}") for f in existing if f.is_file}
+        assert contents == one.files()
         assert {f.path.rpartition("/")[0] for f in existing if f.is_file} == {root.full(plan.run.folder)}
     assert several.result.log.segments == one.result.log.segments
     assert len(one.result.log.segments) < 5

@@ -102,8 +102,8 @@ def test_a_damaged_offset_at_the_end_of_a_chunk_hides_no_batch(tmp_path, limit):
     with pytest.raises(LogFormatError, match=r"offsets: expected an offset of .* or more, found"):
         read("kafka_log", tmp_path, columns="offset", **limit)
     with (tmp_path / "out").open("wb") as out:
-        found = dump([log], DumpOptions(LogOptions(deep=True, wanted=RecordLimits(end_offset=18))), out.write)
-    assert [problem.kind for problem in found.all_problems] == ["offsets"]
+        findings = dump([log], DumpOptions(LogOptions(deep=True, wanted=RecordLimits(end_offset=18))), out.write)
+    assert [problem.kind for problem in findings.all_problems] == ["offsets"]
     assert (tmp_path / "out").read_text().count("| offset: ") == 17  # all but the damaged one
 
 
@@ -129,17 +129,17 @@ def test_last_offset_out_of_range_is_quarantined(part, past, isolation):
     fails(part, "offsets", segment_file(INNER, "log"), position, isolationLevel=isolation)
     kept = [offset for offset in ALL if offset not in SECOND]
     for options in ({}, HOSTILE):
-        found = quarantine(part, isolationLevel=isolation, **options)
-        assert found == (kept, [("offsets", position)]), options
+        offsets = quarantine(part, isolationLevel=isolation, **options)
+        assert offsets == (kept, [("offsets", position)]), options
 
 
 def test_damaged_batch_does_not_hide_the_next_one(part):
     positions = part.positions(INNER)
     for position in positions:
         flip(part.log(INNER), position + 50)
-    found, problems = quarantine(part)
+    offsets, problems = quarantine(part)
     assert problems == [("crc", position) for position in positions]
-    assert found == [offset for offset in ALL if not INNER <= offset < 2 * INNER]
+    assert offsets == [offset for offset in ALL if not INNER <= offset < 2 * INNER]
 
 
 def test_damaged_bodies_are_each_quarantined(part):
@@ -147,9 +147,9 @@ def test_damaged_bodies_are_each_quarantined(part):
     for position in (positions[0], positions[2]):
         edit(log, position + 61, b"\xff" * 6)
         resign(log, position)
-    found, problems = quarantine(part)
+    offsets, problems = quarantine(part)
     assert problems == [("varint", positions[0] + 61), ("varint", positions[2] + 61)]
-    assert found == [offset for offset in ALL if not INNER <= offset < 2 * INNER or offset in SECOND]
+    assert offsets == [offset for offset in ALL if not INNER <= offset < 2 * INNER or offset in SECOND]
 
 
 @pytest.mark.parametrize("base", [INNER, ACTIVE])
@@ -166,26 +166,26 @@ def test_damage_without_an_index_is_quarantined_to_the_segment_end(part):
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", -1))
     (part.folder / segment_file(INNER, "index")).unlink()
-    found, problems = quarantine(part)
+    offsets, problems = quarantine(part)
     assert problems == [("length", position)]
-    assert found == [offset for offset in ALL if not INNER + RECORDS <= offset < 2 * INNER]
+    assert offsets == [offset for offset in ALL if not INNER + RECORDS <= offset < 2 * INNER]
 
 
 def test_file_name_above_the_first_offset_is_quarantined(part):
     for kind in ("log", "index", "timeindex"):
         (part.folder / segment_file(INNER, kind)).rename(part.folder / segment_file(INNER + 2, kind))
     fails(part, "name", segment_file(INNER + 2, "log"), 0)
-    found, problems = quarantine(part)
+    offsets, problems = quarantine(part)
     assert ("name", 0) in problems
-    assert found == [offset for offset in ALL if offset not in (INNER, INNER + 1)]
+    assert offsets == [offset for offset in ALL if offset not in (INNER, INNER + 1)]
 
 
 def test_overlapping_segments_are_quarantined(part):
     part.write(INNER, [batch_at(INNER + i * RECORDS) for i in range(4)])
     fails(part, "overlap", segment_file(INNER, "log"), part.positions(INNER)[3])
-    found, problems = quarantine(part)
+    offsets, problems = quarantine(part)
     assert problems == [("overlap", part.positions(INNER)[3])]
-    assert found == ALL
+    assert offsets == ALL
 
 
 def test_zeros_of_a_preallocated_log_are_ignored(part):
@@ -193,8 +193,8 @@ def test_zeros_of_a_preallocated_log_are_ignored(part):
     log.write_bytes(log.read_bytes() + bytes(10_000))
     assert quarantine(part) == (ALL, [])
     part.log(INNER).write_bytes(part.log(INNER).read_bytes() + bytes(500))
-    found, problems = quarantine(part)
-    assert found == ALL
+    offsets, problems = quarantine(part)
+    assert offsets == ALL
     assert [kind for kind, _ in problems] == ["torn_tail"]
 
 
@@ -204,8 +204,8 @@ def test_unreadable_later_markers_are_reported(tmp_path):
     edit(files.logs[1], 8, b"\xff\xff\xff\xff")
     with pytest.raises(LogFormatError, match="length"):
         read("kafka_log", tmp_path / "archive", isolationLevel="read_committed")
-    given = {"isolationLevel": "read_committed", "badRecords": "quarantine"}
-    rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
+    options = {"isolationLevel": "read_committed", "badRecords": "quarantine"}
+    rows = read("kafka_log", tmp_path / "archive", **options).to_pylist()
     assert [row["value"] for row in rows if row["value"]] == [b"2"]  # and what lies behind the damage is not found
     assert {row["problem"]["path"] for row in rows if row["problem"]} == {str(files.logs[1])}
 
@@ -220,8 +220,8 @@ def test_committed_records_before_and_after_damage_are_read(tmp_path, in_last):
     files = write_partition(tmp_path / "archive" / "t-0", text, index_interval_bytes=1)
     at = read("kafka_log_batches", tmp_path / "archive", columns="position").to_pylist()[3]["position"]
     edit(files.logs[0], at + 8, b"\xff\xff\xff\xff")
-    given = {"isolationLevel": "read_committed", "badRecords": "quarantine"}
-    rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
+    options = {"isolationLevel": "read_committed", "badRecords": "quarantine"}
+    rows = read("kafka_log", tmp_path / "archive", **options).to_pylist()
     assert [row["value"] for row in rows if row["value"]] == [b"2", b"4", *([] if in_last else [b"6", b"7"])]
     assert {row["problem"]["position"] for row in rows if row["problem"]} == {at}
 
@@ -236,10 +236,10 @@ def test_flipped_bit_in_a_marker_makes_no_aborted_data_visible(tmp_path, at, bit
     files = write_partition(tmp_path / "archive" / "t-0", text)
     marker = read("kafka_log_batches", tmp_path / "archive", columns="position").to_pylist()[2]["position"]
     flip(files.logs[0], marker + at, bit)
-    given = {"isolationLevel": "read_committed", **({"endingOffsets": '{"t":{"0":2}}'} if ahead else {})}
+    options = {"isolationLevel": "read_committed", **({"endingOffsets": '{"t":{"0":2}}'} if ahead else {})}
     with pytest.raises(LogFormatError, match="crc"):
-        read("kafka_log", tmp_path / "archive", **given)
-    rows = read("kafka_log", tmp_path / "archive", badRecords="quarantine", **given).to_pylist()
+        read("kafka_log", tmp_path / "archive", **options)
+    rows = read("kafka_log", tmp_path / "archive", badRecords="quarantine", **options).to_pylist()
     assert [row["value"] for row in rows if row["value"]] == ([b"2"] if ahead else [b"2", b"3", b"4"]), name
     assert {row["problem"]["position"] for row in rows if row["problem"]} == {marker}
 
@@ -251,8 +251,8 @@ def test_damage_that_opens_an_endless_transaction_is_reported(tmp_path):
     flip(files.logs[1], bad + 50, 1)
     with pytest.raises(LogFormatError, match="crc"):
         read("kafka_log", tmp_path / "archive", isolationLevel="read_committed")
-    given = {"isolationLevel": "read_committed", "badRecords": "quarantine"}
-    rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
+    options = {"isolationLevel": "read_committed", "badRecords": "quarantine"}
+    rows = read("kafka_log", tmp_path / "archive", **options).to_pylist()
     assert [row["value"] for row in rows if row["value"]] == [b"1", b"2"]
     assert [row["problem"]["position"] for row in rows if row["problem"]] == [bad]
 
@@ -265,8 +265,8 @@ def test_data_without_a_marker_is_withheld_where_headers_are_damaged(tmp_path):
     edit(files.logs[0], 23, b"\x00\x00\x00\x09")
     for snapshot in files_in(tmp_path / "archive" / "t-0", "*.snapshot"):
         snapshot.unlink()
-    given = {"isolationLevel": "read_committed", "badRecords": "quarantine"}
-    rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
+    options = {"isolationLevel": "read_committed", "badRecords": "quarantine"}
+    rows = read("kafka_log", tmp_path / "archive", **options).to_pylist()
     assert [row["value"] for row in rows if row["value"]] == [b"3", b"4"]
     assert {row["problem"]["position"] for row in rows if row["problem"]} == {0}
 
@@ -351,12 +351,12 @@ def test_flipped_bit_loses_at_most_its_batch(part, seed):
     at = position + min(BITS[seed % 2](rng), len(batch_at(base).data) - 1)
     flip(part.log(base), at, rng.randrange(8))
     lost = range(base + number * RECORDS, base + (number + 1) * RECORDS)
-    found, problems = quarantine(part, **(HOSTILE if seed % 3 == 0 else {}))
+    offsets, problems = quarantine(part, **(HOSTILE if seed % 3 == 0 else {}))
     if base == ACTIVE and number == 2 and not problems:  # a length that leads behind the end of the log: a torn tail
         assert at - position in range(8, 12)
     else:
         assert problems
-    assert found == [offset for offset in ALL if offset not in lost]
+    assert offsets == [offset for offset in ALL if offset not in lost]
 
 
 def test_batches_and_indexes_are_quarantined_too(part):

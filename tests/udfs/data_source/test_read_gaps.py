@@ -51,20 +51,20 @@ def read_gap(part: Partition, source: str = "kafka_log", **options: Any) -> LogF
     gaps=accept.
     """
     try:
-        rows, found = read(source, part.root, **options), None
+        rows, gap = read(source, part.root, **options), None
     except LogFormatError as error:
         assert error.kind == "gap"
-        found = error
-    told = read(source, part.root, badRecords="quarantine", **options).to_pylist()
-    problems = [row["problem"] for row in told if row["problem"]]
+        gap = error
+    quarantined = read(source, part.root, badRecords="quarantine", **options).to_pylist()
+    problems = [row["problem"] for row in quarantined if row["problem"]]
     assert ([(p["kind"], p["path"], p["expected"]) for p in problems[:1]]) == (
-        [(found.kind, found.path, found.expected)] if found is not None else []
+        [(gap.kind, gap.path, gap.expected)] if gap is not None else []
     )
     accepted = read(source, part.root, gaps="accept", **options)
-    assert len(accepted) == len(told) - len(problems)
-    if found is None:
+    assert len(accepted) == len(quarantined) - len(problems)
+    if gap is None:
         assert rows.equals(accepted)
-    return found
+    return gap
 
 
 def offsets(**each: int) -> dict[str, str]:
@@ -205,8 +205,10 @@ def test_cleaned_batches_are_searched_once(tmp_path: Path, monkeypatch: pytest.M
         part.write(base, [batch_at(base, 1)])
     part.write(60, [batch_at(60, 1), batch_at(63, 1)], active=True)
     looked: list[str] = []
-    found = holes._first_thinned
-    monkeypatch.setattr(holes, "_first_thinned", lambda log, least: looked.append(log.path) or found(log, least))
+    first_thinned = holes._first_thinned
+    monkeypatch.setattr(
+        holes, "_first_thinned", lambda log, least: looked.append(log.path) or first_thinned(log, least)
+    )
     assert len(read("kafka_log", part.root)) == 32
     assert len(looked) == 30  # from the first hole up to the segment that shows it
     looked.clear()

@@ -85,8 +85,8 @@ def test_combined_limits_select_the_intersection(tmp_path_factory, text, data):
         mask &= np.isin(offsets, committed_offsets(batches))
     given_options["splitBytes"] = str(data.draw(st.sampled_from([1, 200, 100_000])))
     given_options["maxRecordsPerBatch"] = str(data.draw(st.sampled_from([1, 3, 1000])))
-    found = read("kafka_log", folder, columns=COLUMNS, pushed=pushed, **given_options)
-    assert found["offset"].to_pylist() == offsets[mask].tolist()
+    table = read("kafka_log", folder, columns=COLUMNS, pushed=pushed, **given_options)
+    assert table["offset"].to_pylist() == offsets[mask].tolist()
     shutil.rmtree(folder.parent)
 
 
@@ -102,8 +102,8 @@ def test_last_stable_offset_is_found_from_any_snapshot(tmp_path_factory, text, l
         for log, base in zip(files.logs, files.bases, strict=True)
     ]
     snapshots = sorted((int(path.stem), str(folder), path.name) for path in folder.glob("*.snapshot"))[: lost or None]
-    found = ours_of(segments, files.bases[0], high_watermark, snapshots)
-    assert found == last_stable_offset(batches, high_watermark)
+    stable_offset = ours_of(segments, files.bases[0], high_watermark, snapshots)
+    assert stable_offset == last_stable_offset(batches, high_watermark)
     shutil.rmtree(folder.parent)
 
 

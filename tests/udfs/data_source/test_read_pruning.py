@@ -144,9 +144,9 @@ def test_reading_a_minute_of_a_day_reads_less_than_a_twentieth(day, counting, mi
     """Between two points of the log: `startingTimestamp` and `endingTimestamp`."""
     total = full_scan(counting, day)
     start, end = window(minute)
-    given = {"startingTimestamp": str(start), "endingTimestamp": str(end)}
-    found = read("kafka_log", day, columns="offset,timestamp_ms", **given)
-    assert found.num_rows <= 200  # LogAppendTime: all of a batch have one time, so it may be none
+    options = {"startingTimestamp": str(start), "endingTimestamp": str(end)}
+    table = read("kafka_log", day, columns="offset,timestamp_ms", **options)
+    assert table.num_rows <= 200  # LogAppendTime: all of a batch have one time, so it may be none
     read_in_all = sum(counting.bytes.values())  # indexes too
     assert read_in_all < total / 20, f"{read_in_all:,} of {total:,} bytes"
 
@@ -173,14 +173,17 @@ def test_byte_counter_of_the_kernel_confirms_pruned_reads(day):
 
 def test_segments_without_matching_offsets_are_not_opened(day, counting):
     start = SEGMENT_RECORDS * 2 + 50
-    given = {"startingOffsets": f'{{"clicks":{{"0":{start}}}}}', "endingOffsets": f'{{"clicks":{{"0":{start + 10}}}}}'}
-    tasks = list_tasks("kafka_log", day, **given)
+    options = {
+        "startingOffsets": f'{{"clicks":{{"0":{start}}}}}',
+        "endingOffsets": f'{{"clicks":{{"0":{start + 10}}}}}',
+    }
+    tasks = list_tasks("kafka_log", day, **options)
     paths = {piece.path for task in tasks for piece in task}
     assert [Path(path).name for path in paths] == [f"{SEGMENT_RECORDS * 2:020d}.log"]
     pieces = [piece for task in tasks for piece in task]
     assert sum(piece.end - piece.start for piece in pieces) < 120_000
     counting.bytes = {}
-    assert read("kafka_log", day, **given)["offset"].to_pylist() == list(range(start, start + 10))
+    assert read("kafka_log", day, **options)["offset"].to_pylist() == list(range(start, start + 10))
     opened = {Path(path).name for path in counting.bytes if path.endswith(".log")}
     last = (RECORDS // SEGMENT_RECORDS) * SEGMENT_RECORDS  # its end is looked at: the offsets have to be in the log
     assert opened == {f"{SEGMENT_RECORDS * 2:020d}.log", f"{last:020d}.log"}
@@ -190,13 +193,13 @@ def test_time_limit_skips_earlier_segments_and_no_matching_record(day, counting)
     """Pushed down, exact: every record of the window, though timestamps are out of order."""
     total = full_scan(counting, day)
     start, end = window(1400)
-    given = {"pushed": {"start_ms": start, "end_ms": end}}
-    found = read("kafka_log", day, columns="offset,timestamp_ms", **given)
+    options = {"pushed": {"start_ms": start, "end_ms": end}}
+    table = read("kafka_log", day, columns="offset,timestamp_ms", **options)
     read_in_all = sum(counting.bytes.values())
     everything = read("kafka_log", day, columns="offset,timestamp_ms")
     times = np.asarray(everything["timestamp_ms"])
     expected = np.asarray(everything["offset"])[(times >= start) & (times < end)]
-    assert found["offset"].to_pylist() == expected.tolist()
+    assert table["offset"].to_pylist() == expected.tolist()
     assert read_in_all < total / 20 + total * 40 / 1440  # from the window on
 
 

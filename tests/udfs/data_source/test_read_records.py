@@ -67,10 +67,10 @@ def test_every_record_equals_that_of_a_segment_reader(cases, name, options, monk
 
 def test_default_columns_equal_those_of_the_kafka_source_of_spark(cases):
     case = cases["few-keys"]
-    found = read("kafka_log", case.input(case.partitions[0]))
-    assert found.schema.names == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    table = read("kafka_log", case.input(case.partitions[0]))
+    assert table.schema.names == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
     headers = read("kafka_log", case.input(case.partitions[0]), includeHeaders="true")
-    assert headers.schema.names == [*found.schema.names, "headers"]
+    assert headers.schema.names == [*table.schema.names, "headers"]
     assert "value" not in read("kafka_log", case.input(case.partitions[0]), includeValue="false").schema.names
 
 
@@ -89,8 +89,8 @@ def test_legacy_batches_above_the_end_are_not_read(tmp_path, magic):
     spec = ReadSpec(pa.schema([("base_offset", pa.int64()), ("last_offset", pa.int64())]))
     for end in range(16):
         piece = Piece("t", 0, str(tmp_path), f"{0:020}.log", end=len(data), end_offset=end)
-        found = [row for batch in read_batches(spec, [piece]) for row in batch["last_offset"].to_pylist()]
-        assert found == [last for first, last in ((0, 3), (4, 9), (10, 12), (13, 14)) if first < end]
+        offsets_read = [row for batch in read_batches(spec, [piece]) for row in batch["last_offset"].to_pylist()]
+        assert offsets_read == [last for first, last in ((0, 3), (4, 9), (10, 12), (13, 14)) if first < end]
 
 
 def compressed(magic, *borders):
@@ -111,8 +111,8 @@ def test_any_range_of_offsets_selects_its_records(tmp_path, options):
     for start in range(0, files.end_offset + 1):
         for end in range(start, files.end_offset + 1):
             given = {"startingOffsets": f'{{"t":{{"0":{start}}}}}', "endingOffsets": f'{{"t":{{"0":{end}}}}}'}
-            found = read("kafka_log", tmp_path, **given, **options)
-            assert found["offset"].to_pylist() == list(range(start, end))
+            table = read("kafka_log", tmp_path, **given, **options)
+            assert table["offset"].to_pylist() == list(range(start, end))
 
 
 def test_offsets_outside_the_log_are_refused(tmp_path):
@@ -133,14 +133,14 @@ DISORDER = "a=1~500 b=2~100 | a=3~300 b=4~900 || a=5~200 | b=6~901 a=7~50 | a=8~
 def test_timestamps_limit_offsets_as_in_the_kafka_source_of_spark(tmp_path):
     """The first record with a timestamp at or above: an offset from then on."""
     write_partition(tmp_path / "t-0", DISORDER)
-    found = read("kafka_log", tmp_path, startingTimestamp="600", endingTimestamp="901")
-    assert found["offset"].to_pylist() == [3, 4]
+    table = read("kafka_log", tmp_path, startingTimestamp="600", endingTimestamp="901")
+    assert table["offset"].to_pylist() == [3, 4]
     assert read("kafka_log", tmp_path, startingTimestamp="902").num_rows == 0
     assert read("kafka_log", tmp_path, endingTimestamp="902").num_rows == 9
     with pytest.raises(Exception, match="no record with a timestamp of 902 ms or later"):
         read("kafka_log", tmp_path, startingTimestamp="902", startingOffsetsByTimestampStrategy="error")
-    found = read("kafka_log", tmp_path, startingOffsetsByTimestamp='{"t":{"0":700}}', endingOffsets="latest")
-    assert found["offset"].to_pylist() == [3, 4, 5, 6, 7, 8]
+    table = read("kafka_log", tmp_path, startingOffsetsByTimestamp='{"t":{"0":700}}', endingOffsets="latest")
+    assert table["offset"].to_pylist() == [3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.long
@@ -150,14 +150,14 @@ def test_time_limit_selects_every_record_of_the_window(tmp_path, options):
     times = [500, 100, 300, 900, 200, 901, 50, 700, 400]
     for start in (0, 100, 301, 900, 902):
         for end in (0, 101, 500, 901, 1000):
-            found = read("kafka_log", tmp_path, pushed={"start_ms": start, "end_ms": end}, **options)
-            assert found["offset"].to_pylist() == [i for i, ms in enumerate(times) if start <= ms < end]
+            table = read("kafka_log", tmp_path, pushed={"start_ms": start, "end_ms": end}, **options)
+            assert table["offset"].to_pylist() == [i for i, ms in enumerate(times) if start <= ms < end]
 
 
 def test_append_time_needs_no_decompression_for_an_upper_limit(tmp_path):
     write_partition(tmp_path / "t-0", "{append_time=1000} a=1 b=2 | {append_time=2000} a=3 | {append_time=3000} b=4")
-    found = read("kafka_log", tmp_path, pushed={"start_ms": 1500, "end_ms": 2500})
-    assert found["offset"].to_pylist() == [2]
+    table = read("kafka_log", tmp_path, pushed={"start_ms": 1500, "end_ms": 2500})
+    assert table["offset"].to_pylist() == [2]
 
 
 @pytest.mark.parametrize("options", [{}, HOSTILE], ids=["", "hostile"])
@@ -198,8 +198,8 @@ def test_read_committed_omits_aborted_and_open_transactions(tmp_path, lost, opti
 def test_read_committed_uses_markers_above_the_requested_offsets(tmp_path):
     """Markers behind the end of what is read decide as well."""
     write_partition(tmp_path / "t-0", TRANSACTIONS)
-    given = {"startingOffsets": '{"t":{"0":1}}', "endingOffsets": '{"t":{"0":3}}', "isolationLevel": "read_committed"}
-    assert read("kafka_log", tmp_path, **given)["value"].to_pylist() == [b"3"]
+    options = {"startingOffsets": '{"t":{"0":1}}', "endingOffsets": '{"t":{"0":3}}', "isolationLevel": "read_committed"}
+    assert read("kafka_log", tmp_path, **options)["value"].to_pylist() == [b"3"]
 
 
 @pytest.mark.parametrize(("end", "seen"), [("abort", [b"x"]), ("commit", [b"a", b"x", b"b"])])
@@ -287,12 +287,12 @@ def test_wrong_index_hides_no_record(tmp_path, kind, damage):
     else:
         path.write_bytes(bytes(range(1, 97)) * 3)
     for start in (0, 33, 79, 100):
-        found = read("kafka_log", tmp_path, startingOffsets=f'{{"t":{{"0":{start}}}}}', splitBytes="7000")
-        assert found["offset"].to_pylist() == list(range(start, files.end_offset))
-        found = read("kafka_log", tmp_path, startingTimestamp=str(START_MS + start))
-        assert found["offset"].to_pylist() == list(range(start, files.end_offset))
-        found = read("kafka_log", tmp_path, pushed={"start_ms": START_MS + start}, splitBytes="7000")
-        assert found["offset"].to_pylist() == list(range(start, files.end_offset))
+        table = read("kafka_log", tmp_path, startingOffsets=f'{{"t":{{"0":{start}}}}}', splitBytes="7000")
+        assert table["offset"].to_pylist() == list(range(start, files.end_offset))
+        table = read("kafka_log", tmp_path, startingTimestamp=str(START_MS + start))
+        assert table["offset"].to_pylist() == list(range(start, files.end_offset))
+        table = read("kafka_log", tmp_path, pushed={"start_ms": START_MS + start}, splitBytes="7000")
+        assert table["offset"].to_pylist() == list(range(start, files.end_offset))
 
 
 def test_a_torn_tail_ends_the_log_and_is_damage_before_its_end(tmp_path):
@@ -304,9 +304,9 @@ def test_a_torn_tail_ends_the_log_and_is_damage_before_its_end(tmp_path):
         file.write(b"\0\0\0\0\0\0\0\x02\0\0\1")
     with pytest.raises(LogFormatError, match=r"t-0/00000000000000000000.log at byte .*torn_tail: expected whole"):
         read("kafka_log", tmp_path)
-    found = read("kafka_log", tmp_path, badRecords="quarantine")
-    assert found["offset"].to_pylist() == [0, 1, None, 2, 3]
-    assert found["problem"].to_pylist()[2]["kind"] == "torn_tail"
+    table = read("kafka_log", tmp_path, badRecords="quarantine")
+    assert table["offset"].to_pylist() == [0, 1, None, 2, 3]
+    assert table["problem"].to_pylist()[2]["kind"] == "torn_tail"
 
 
 def test_batch_and_index_rows_are_read(cases):
@@ -314,10 +314,10 @@ def test_batch_and_index_rows_are_read(cases):
     folder = case.input(case.partitions[0])
     logs = files_in(folder)
     expected = pa.concat_tables([pa.Table.from_batches(open_segment(path).batches()) for path in logs])
-    found = read("kafka_log_batches", folder, **HOSTILE)
-    assert found.drop_columns(["path"]).num_rows == expected.num_rows
+    rows = read("kafka_log_batches", folder, **HOSTILE)
+    assert rows.drop_columns(["path"]).num_rows == expected.num_rows
     for name in expected.schema.names:
-        assert found[name].to_pylist() == expected[name].to_pylist(), name
+        assert rows[name].to_pylist() == expected[name].to_pylist(), name
     entries = read("kafka_log_index", folder)
     assert set(entries["kind"].to_pylist()) == {"offset", "time", "transaction", "producer", "leader_epoch"}
     from lastkey.logformat.side_files import offset_index

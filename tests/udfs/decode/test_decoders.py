@@ -54,8 +54,8 @@ def test_each_decoder_equals_its_twin(name, values, first, magic):
     got.validate(full=True)
     assert got.type == DECODERS[name].result
     np.testing.assert_equal(got.to_pylist(), expected)  # NaN is NaN
-    said = [reason is not None for reason in find_problems(column(values, first), name).to_pylist()]
-    assert said == [value is not None and one is None for value, one in zip(values, expected, strict=True)]
+    has_problem = [reason is not None for reason in find_problems(column(values, first), name).to_pylist()]
+    assert has_problem == [value is not None and one is None for value, one in zip(values, expected, strict=True)]
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 36])
@@ -79,8 +79,8 @@ def test_decoders_keep_empty_columns_and_nulls(name):
 def test_string_decoder_replaces_malformed_bytes_as_java_and_gives_a_reason():
     values = column([b"ab", None, "é€😀".encode(), b"a\xffb", b"\xed\xa0\x80", b""])
     assert decode(values, "string").to_pylist() == ["ab", None, "é€😀", "a�b", "�", ""]
-    said = [reason is not None for reason in find_problems(values, "string").to_pylist()]
-    assert said == [False, False, False, True, True, False]
+    has_problem = [reason is not None for reason in find_problems(values, "string").to_pylist()]
+    assert has_problem == [False, False, False, True, True, False]
     with pytest.raises(DecodeError, match="row 3 cannot be decoded as string"):
         decode(values, "string", errors="fail")
 

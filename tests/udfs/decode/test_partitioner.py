@@ -16,12 +16,12 @@ from tests.reference import murmur2 as twin
 
 def test_kafkas_known_hashes_are_computed():
     """UtilsTest.testMurmur2 of Kafka."""
-    known = {
+    hashes = {
         "21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536,
         "a-little-bit-longer-string": -1486304829, "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
         "abc": 479470107,
     }  # fmt: skip
-    assert murmur2(pa.array(list(known))).to_pylist() == list(known.values())
+    assert murmur2(pa.array(list(hashes))).to_pylist() == list(hashes.values())
 
 
 @given(st.lists(st.none() | st.binary(max_size=70), max_size=20), st.integers(1, 2**31 - 1), st.integers(0, 3))

@@ -45,8 +45,8 @@ def test_last_rows_of_random_logs_equal_plain_code(tmp_path: Path, seed: int) ->
     done, table = last_rows(log.folder, COMMITTED)
     _, some = last_rows(log.folder, Range(end=Bound("offset", end), wanted=Wanted(committed=True), quarantine=True))
     for rows, until in ((table, stable), (some, end)):
-        found = {r["key"]: (r["offset"], r["value"]) for r in rows.to_pylist() if not r["tombstone"]}
-        assert found == log.rows(until)
+        last_versions = {r["key"]: (r["offset"], r["value"]) for r in rows.to_pylist() if not r["tombstone"]}
+        assert last_versions == log.rows(until)
         assert rows["offset"].to_pylist() == sorted(rows["offset"].to_pylist())
     assert (done.problems, done.null_keys) == ([], 0)
 

@@ -31,7 +31,9 @@ def export(archive: Path, out: Path, kind: str = "parquet", number: int = 0, run
     partitions = find_partitions((str(archive),), Selection())
     pieces = each(partitions, [Range(wanted=Wanted(committed=True), quarantine=True)] * len(partitions))
     spec = ExportSpec(str(out), "mark", run, kind, {"key": "string", "value": None}, committed=True)
-    return export_file(spec, [listed_logs(one) for one in partitions], ExportTask("t", number, tuple(pieces), 1 << 20))
+    return export_file(
+        spec, [listed_logs(partition) for partition in partitions], ExportTask("t", number, tuple(pieces), 1 << 20)
+    )
 
 
 def test_written_file_has_the_rows_and_its_result_counts_them(archive: Path, tmp_path: Path) -> None:

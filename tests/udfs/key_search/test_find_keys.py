@@ -93,16 +93,16 @@ def drawn_batches(seed: int, n: int = 60) -> list[Batch]:
 def test_search_finds_exactly_the_records_of_the_keys(tmp_path, seed):
     batches = drawn_batches(seed)
     path = write_log(tmp_path, batches)
-    found, problems = search([path])
-    assert found == expected(path, batches) and len(found) > 20
+    result, problems = search([path])
+    assert result == expected(path, batches) and len(result) > 20
     assert problems == ()
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_search_finds_keys_in_every_codec(tmp_path, codec):
     path = write_segment(tmp_path, f"{{codec={codec}}} a=1 b=2 a=- | {{codec={codec}}} =3 user-7=4@9 user-70=5")
-    found, problems = search([path], [b"", b"a", b"user-7"])
-    assert [(key, offset, tombstone) for key, _, _, offset, _, tombstone, _ in found] == [
+    result, problems = search([path], [b"", b"a", b"user-7"])
+    assert [(key, offset, tombstone) for key, _, _, offset, _, tombstone, _ in result] == [
         (b"a", 0, False), (b"a", 2, True), (b"", 3, False), (b"user-7", 9, False)
     ]  # fmt: skip
     assert problems == ()
@@ -118,8 +118,8 @@ def test_key_of_a_marker_is_not_searched(tmp_path):
 def test_search_ignores_offsets_and_file_names(tmp_path):
     batches = [data_batch(base, [(START_MS, b"a", b"%d" % base)]) for base in (50, 10, 60, 10)]
     path = write_log(tmp_path, batches, base=1000)
-    found, problems = search([path])
-    assert [row[3] for row in found] == [50, 10, 60, 10] and problems == ()
+    result, problems = search([path])
+    assert [row[3] for row in result] == [50, 10, 60, 10] and problems == ()
 
 
 def test_damaged_batch_is_reported_and_other_records_are_found(tmp_path):
@@ -129,9 +129,9 @@ def test_damaged_batch_is_reported_and_other_records_are_found(tmp_path):
     data = bytearray(path.read_bytes())
     data[size + 40] ^= 1  # in the header of the second one
     path.write_bytes(data)
-    found, problems = search([path], [b"user-7"])
-    assert [(row[2], row[3], row[6]) for row in found if not row[6]] == [(0, 0, False), (2 * size, 2, False)]
-    [may] = [row for row in found if row[6]]  # its bytes are still there, and nothing more is known
+    result, problems = search([path], [b"user-7"])
+    assert [(row[2], row[3], row[6]) for row in result if not row[6]] == [(0, 0, False), (2 * size, 2, False)]
+    [may] = [row for row in result if row[6]]  # its bytes are still there, and nothing more is known
     assert (may[0], size < may[2] < 2 * size, may[3]) == (b"user-7", True, None)
     [problem] = problems
     assert problem.problem.kind == "crc" and problem.problem.position == size
@@ -144,8 +144,8 @@ def test_damaged_compressed_body_is_reported_and_proves_no_absence(tmp_path):
     data = bytearray(path.read_bytes())
     data[80] ^= 0xFF
     path.write_bytes(data)
-    found, problems = search([path], [b"user-7"])
-    assert found == [] and len(problems) == 1
+    result, problems = search([path], [b"user-7"])
+    assert result == [] and len(problems) == 1
 
 
 @pytest.mark.parametrize("cut", [1, 20, 70])
@@ -154,8 +154,8 @@ def test_torn_tail_is_reported_and_its_bytes_are_searched(tmp_path, cut):
     path = write_log(tmp_path, batches)
     size = len(batches[0].data)
     path.write_bytes(path.read_bytes()[:-cut])
-    found, [problem] = search([path], [b"user-7"])
-    assert [(row[3], row[6]) for row in found] == [(0, False), (None, True)]
+    result, [problem] = search([path], [b"user-7"])
+    assert [(row[3], row[6]) for row in result] == [(0, False), (None, True)]
     assert problem.problem.kind == "torn_tail" and problem.problem.position == size
 
 
@@ -190,15 +190,15 @@ def test_no_damage_hides_a_key(tmp_path):
     for case in range(150):
         data = damaged(draw, whole)
         path.write_bytes(data)
-        found, problems = search([path], keys)
-        told = [_STRETCH.fullmatch(p.stretch) for p in problems]
-        unread = [tuple(int(n.replace(",", "")) for n in one.groups()[:2]) for one in told if one]
+        result, problems = search([path], keys)
+        ranges = [_STRETCH.fullmatch(p.stretch) for p in problems]
+        unread = [tuple(int(n.replace(",", "")) for n in one.groups()[:2]) for one in ranges if one]
         assert len(unread) == len(problems), problems
         for batch in batches:
             wanted = [r.key for r in batch.records if not batch.control and r.key in keys]
             at = data.find(batch.data)
             if at >= 0 and wanted:
-                got = [row[0] for row in found if row[2] == at and not row[6]]
+                got = [row[0] for row in result if row[2] == at and not row[6]]
                 near = any(first < at + len(batch.data) and last >= at for first, last in unread)
                 assert got == wanted or near, (case, at, problems)
                 n_read += got == wanted
@@ -208,8 +208,8 @@ def test_no_damage_hides_a_key(tmp_path):
 def test_zeros_of_a_preallocated_log_have_no_key(tmp_path):
     path = write_log(tmp_path, [data_batch(0, [(START_MS, b"a", b"v")])])
     path.write_bytes(path.read_bytes() + bytes(100_000))
-    found, problems = search([path])
-    assert len(found) == 1 and problems == ()
+    result, problems = search([path])
+    assert len(result) == 1 and problems == ()
 
 
 def test_file_changed_after_the_listing_is_reported(tmp_path):
@@ -232,8 +232,8 @@ def test_search_accepts_a_hundred_thousand_keys(tmp_path):
     draw.shuffle(written)
     batches = [data_batch(i, [(START_MS, key, None)]) for i, key in enumerate(written)]
     path = write_log(tmp_path, batches)
-    found, problems = search([path], keys)
-    assert found == expected(path, batches, set(keys)) and len(found) == 500 and problems == ()
+    result, problems = search([path], keys)
+    assert result == expected(path, batches, set(keys)) and len(result) == 500 and problems == ()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -243,13 +243,13 @@ def test_byte_search_equals_a_plain_search(seed):
     text = bytes(draw.choices(b"ab", k=3000)) + LONG[:70_000] + b"abab"
     keys = list({text[at : at + draw.randint(4, 40)] for at in (draw.randrange(len(text)) for _ in range(200))})
     keys += [b"abcd", b"xxxxx", LONG[:60_000], b"ab"]
-    found, data = Found(len(keys)), np.frombuffer(text, np.uint8)
+    result, data = Found(len(keys)), np.frombuffer(text, np.uint8)
 
     def read(position, out):
         out[:] = data[position : position + len(out)]
 
-    search_bytes(KeySet.of(keys), read, 0, len(text), found)
-    got = {keys[row["key"]]: row["position"] for row in unpacked(found.packed()).to_pylist()}
+    search_bytes(KeySet.of(keys), read, 0, len(text), result)
+    got = {keys[row["key"]]: row["position"] for row in unpacked(result.packed()).to_pylist()}
     assert got == {key: text.find(key) for key in keys if key in text and len(key) >= 4}
 
 
@@ -257,21 +257,21 @@ def test_search_windows_overlap_by_the_longest_key(monkeypatch):
     monkeypatch.setattr("lastkey.udfs.key_search.find_in_logs.CHUNK_BYTES", 64)
     text = bytes(random.Random(5).choices(b"abc", k=2000))
     keys = list({text[at : at + 30] for at in range(0, 1970, 7)})
-    found, data = Found(len(keys)), np.frombuffer(text, np.uint8)
+    result, data = Found(len(keys)), np.frombuffer(text, np.uint8)
 
     def read(position, out):
         out[:] = data[position : position + len(out)]
 
-    search_bytes(KeySet.of(keys), read, 0, len(text), found)
-    got = {keys[row["key"]]: row["position"] for row in unpacked(found.packed()).to_pylist()}
+    search_bytes(KeySet.of(keys), read, 0, len(text), result)
+    got = {keys[row["key"]]: row["position"] for row in unpacked(result.packed()).to_pylist()}
     assert got == {key: text.find(key) for key in keys}
 
 
 def test_other_files_are_searched_and_short_keys_are_noted_as_unsearched(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_bytes(b"about user-7 and a")
-    found, [problem] = search([path], kind="bytes")
-    assert found == [(b"user-7", "notes.txt", 6, None, None, None, True)]
+    result, [problem] = search([path], kind="bytes")
+    assert result == [(b"user-7", "notes.txt", 6, None, None, None, True)]
     assert problem.stretch == "not searched for these: they are too short to be distinguished from other bytes"
     assert problem.problem.found == "2 shorter ones"
 
@@ -285,13 +285,13 @@ def test_table_columns_are_searched_for_whole_keys_and_texts_for_parts(tmp_path)
         "worst": [[{"x": b"user-70"}], [], None, []],
     }
     pq.write_table(pa.table(columns), path)
-    found, [problem] = search([path], [b"a", b"user-7", b"user-70"], kind="table", of_audits=True)
-    assert [(row[0], row[2], row[6]) for row in found] == [
+    result, [problem] = search([path], [b"a", b"user-7", b"user-70"], kind="table", of_audits=True)
+    assert [(row[0], row[2], row[6]) for row in result] == [
         (b"a", 0, False), (b"user-7", 3, False), (b"user-7", 0, True), (b"user-7", 0, True), (b"user-70", 0, True)
     ]  # fmt: skip
     assert problem.stretch == "columns summary, worst were not searched for short keys, which stand in any text"
-    found, _ = search([path], [b"a", b"user-7"], kind="table")  # a foreign table: its columns may mean anything
-    assert [(row[0], row[2], row[6]) for row in found] == [
+    result, _ = search([path], [b"a", b"user-7"], kind="table")  # a foreign table: its columns may mean anything
+    assert [(row[0], row[2], row[6]) for row in result] == [
         (b"a", 0, False), (b"user-7", 3, False), (b"user-7", 0, False), (b"user-7", 0, True), (b"user-7", 0, True)
     ]  # fmt: skip
 
@@ -308,15 +308,15 @@ def test_keys_are_found_in_any_type_with_bytes(tmp_path):
     }
     path = tmp_path / "part.parquet"
     pq.write_table(pa.table(columns), path)
-    found, _ = search([path], [b"user-7"], kind="table")
-    assert [row[6] for row in found] == 5 * [False]
+    result, _ = search([path], [b"user-7"], kind="table")
+    assert [row[6] for row in result] == 5 * [False]
 
 
 def test_malformed_parquet_file_is_reported(tmp_path):
     path = tmp_path / "part.parquet"
     path.write_bytes(b"PAR1 torn")
-    found, problems = search([path], [b"torn", b"a"], kind="table")
-    assert found == [(b"torn", "part.parquet", 5, None, None, None, True)]
+    result, problems = search([path], [b"torn", b"a"], kind="table")
+    assert result == [(b"torn", "part.parquet", 5, None, None, None, True)]
     assert [(p.problem.kind, p.stretch.partition(" ")[0]) for p in problems] == [
         ("side_file", "searched"),
         ("side_file", "not"),

@@ -30,21 +30,21 @@ def test_sizing_counts_equal_those_of_the_headers(name, tmp_path_factory):
     case = golden(tmp_path_factory)[name]
     folder = case.input(case.partitions[0])
     [plan] = archive_plans(str(folder.parent), TopicFilter((case.partitions[0].rpartition("-")[0],)), [])
-    found = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
+    sizes = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
     headers = {log: open_segment(log).headers() for log in files_in(folder)}
-    assert found.segments == len(headers)
-    assert found.batches == sum(map(len, headers.values()))
-    assert found.log_bytes == sum(log.stat().st_size for log in headers)
+    assert sizes.segments == len(headers)
+    assert sizes.batches == sum(map(len, headers.values()))
+    assert sizes.log_bytes == sum(log.stat().st_size for log in headers)
     now = [path.stat().st_size for kind in ("*.index", "*.timeindex") for path in folder.glob(kind)]
-    assert found.now_bytes == sum(now)
-    for ms, size in ((60_000, found.minute_bytes), (1000, found.second_bytes)):
+    assert sizes.now_bytes == sum(now)
+    for ms, size in ((60_000, sizes.minute_bytes), (1000, sizes.second_bytes)):
         entries = [len(set((h["max_timestamp"][h["max_timestamp"] >= 0] // ms).tolist())) for h in headers.values()]
         assert size == 12 * sum(entries)
-    assert found.batch_bytes == 20 * found.batches
+    assert sizes.batch_bytes == 20 * sizes.batches
     if name != "v1-gzip-append":  # written by 2.8.2, an entry for each append
-        assert abs(found.interval_bytes - found.now_bytes) <= 24
+        assert abs(sizes.interval_bytes - sizes.now_bytes) <= 24
     days = {int(t) // 86_400_000 for h in headers.values() for t in h["max_timestamp"] if t >= 0}
-    assert found.days == len(days)
+    assert sizes.days == len(days)
 
 
 def test_damaged_log_is_counted_up_to_the_damage(tmp_path):
@@ -54,8 +54,8 @@ def test_damaged_log_is_counted_up_to_the_damage(tmp_path):
     data[len(data) // 3 * 2 + 16] = 9
     log.write_bytes(data)
     [plan] = archive_plans(str(tmp_path), EVERY_TOPIC, [])
-    found = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
-    assert found.problem is not None
-    assert found.problem.kind == "magic"
-    assert found.batches in (0, 2)
-    assert np.isscalar(found.second_bytes)
+    sizes = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
+    assert sizes.problem is not None
+    assert sizes.problem.kind == "magic"
+    assert sizes.batches in (0, 2)
+    assert np.isscalar(sizes.second_bytes)

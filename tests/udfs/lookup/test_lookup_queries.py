@@ -34,9 +34,9 @@ def ask(plans, rows, size):
     """Return answers of rows (topic, partition, offset, timestamp), handed over in batches of so many."""
     kinds = {"topic": pa.string(), "partition": pa.int64(), "offset": pa.int64(), "timestamp": pa.int64()}
     table = pa.table([list(column) for column in zip(*rows, strict=True)], schema=pa.schema(kinds))
-    found = list(lookup_table(plans, iter(table.to_batches(size))))
-    assert [batch.num_rows for batch in found] == [batch.num_rows for batch in table.to_batches(size)]
-    answers = pa.Table.from_batches(found)
+    answer_batches = list(lookup_table(plans, iter(table.to_batches(size))))
+    assert [batch.num_rows for batch in answer_batches] == [batch.num_rows for batch in table.to_batches(size)]
+    answers = pa.Table.from_batches(answer_batches)
     assert answers.schema == pa.schema([*table.schema, *ANSWER])
     return answers.select(ANSWER.names).to_pylist()
 
@@ -54,8 +54,11 @@ def test_many_queries_have_the_answers_of_single_queries(logs, size, ordered):
             for _ in range(40):
                 offset, time = rng.randrange(-3, log.latest + 3), rng.choice([-1, -2, -3, last - rng.randrange(10**6)])
                 rows += [(topic, partition, offset, rng.choice([None, time])), (topic, partition, None, time)]
-                place, found = log.lookup_offset(offset), log.offsets_for_times([time])[0]
-                expected += [place.position if place else None, found["position"] if found["position"] >= 0 else None]
+                place, expected_answers = log.lookup_offset(offset), log.offsets_for_times([time])[0]
+                expected += [
+                    place.position if place else None,
+                    expected_answers["position"] if expected_answers["position"] >= 0 else None,
+                ]
     order = list(range(len(rows)))
     if not ordered:
         rng.shuffle(order)

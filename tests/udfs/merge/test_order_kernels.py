@@ -46,6 +46,6 @@ def test_order_kernel_equals_its_twin() -> None:
             ranges.append((at ^ moved, (at ^ moved) + span))
             at += span + 1
         floor = rng.choice((0, ranges[0][0]))
-        found = kept(ranges, floor)
-        assert found == kept_batches(ranges, floor)
-        assert all(a[1] < b[0] for a, b in pairwise(found))
+        kept_ranges = kept(ranges, floor)
+        assert kept_ranges == kept_batches(ranges, floor)
+        assert all(a[1] < b[0] for a, b in pairwise(kept_ranges))

@@ -106,8 +106,8 @@ def test_accepted_time_index_finds_every_time(batches, wild, near):
         row = np.searchsorted(used["timestamp"], target, "right") - 1
         offset = int(used["offset"][row]) if row >= 0 else BASE
         at_or_after = rows[rows["last_offset"] >= offset]
-        found = at_or_after[at_or_after["max_timestamp"] >= target]["position"][:1]
-        assert found.tolist() == rows[rows["max_timestamp"] >= target]["position"][:1].tolist()
+        position = at_or_after[at_or_after["max_timestamp"] >= target]["position"][:1]
+        assert position.tolist() == rows[rows["max_timestamp"] >= target]["position"][:1].tolist()
 
 
 LOG = batch_rows([(2, 70, 10), (1, 80, 20), (3, 75, 15), (2, 90, 30), (1, 61, 40), (4, 100, 40)])

@@ -94,16 +94,18 @@ def test_producer_state_equals_the_twin(folder, batches, cuts, log_start, bad):
         assert any("not used" in note for note in done.notes)  # the checkpoint is another log's
         log_start = 0
     snapshots, indexes, impossible = by_the_twin(segments, log_start, bad)
-    told = {file.path.rpartition("/")[2] for file in done.files if file.status == "impossible"}
+    unwritable = {file.path.rpartition("/")[2] for file in done.files if file.status == "impossible"}
     made = {path.name: path.read_bytes() for path in (folder / "t-0").iterdir()}
     read = {int(n[:20]): producer_snapshot.read(d, n).tolist() for n, d in made.items() if n.endswith(".snapshot")}
     assert {offset: {row[0]: tuple(row[1:]) for row in rows} for offset, rows in read.items()} == snapshots
-    found = {int(n[:20]): transaction_index.read(d, n).tolist() for n, d in made.items() if n.endswith("txnindex")}
-    assert found == indexes
-    assert {n for n in told if n.endswith("snapshot")} == {n for n in impossible if n.endswith("snapshot")}
-    unknown = {n for n in told if n.endswith("txnindex")}
+    indexes_read = {
+        int(n[:20]): transaction_index.read(d, n).tolist() for n, d in made.items() if n.endswith("txnindex")
+    }
+    assert indexes_read == indexes
+    assert {n for n in unwritable if n.endswith("snapshot")} == {n for n in impossible if n.endswith("snapshot")}
+    unknown = {n for n in unwritable if n.endswith("txnindex")}
     assert unknown >= {n for n in impossible if n.endswith("txnindex")}
     for base, part in segments:  # behind a bad one: only where a marker may abort
         if f"{base:020d}.txnindex" in unknown - impossible:
             assert (part["control_type"] == 0).any()
-    assert len(made) + len(told) == len(done.files)
+    assert len(made) + len(unwritable) == len(done.files)

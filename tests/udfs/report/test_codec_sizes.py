@@ -43,7 +43,7 @@ def planned(tmp_path: Path, of: list[Batch]) -> PartitionPlan:
 def estimates(plan: PartitionPlan, *, compacted: bool = True) -> dict[str, CodecBytes]:
     profile = profile_partition(ProfilePlan(changed(plan, dry_run=True), compacted))
     assert profile.problem is None
-    return {one.codec: one for one in profile.codec_bytes}
+    return {estimate.codec: estimate for estimate in profile.codec_bytes}
 
 
 def bytes_of_a_compaction(plan: PartitionPlan, codec: str) -> int:
@@ -58,10 +58,10 @@ def test_predicted_size_of_all_batches_equals_that_of_a_compaction(tmp_path: Pat
     end = first[-1].last_offset + 1
     data = data_batch(end, [(5, b"a", b"1" * 50)], **of_producer)
     plan = planned(tmp_path, [*first, data, marker_batch(end + 1, 3, COMMIT, timestamp=6, epoch=1)])
-    found = estimates(plan, compacted=compacted)
-    assert list(found) == list(CODEC_NAMES)
-    for codec, one in found.items():
-        assert (one.bytes, one.error_bytes) == (bytes_of_a_compaction(plan, codec), 0)
+    estimated = estimates(plan, compacted=compacted)
+    assert list(estimated) == list(CODEC_NAMES)
+    for codec, estimate in estimated.items():
+        assert (estimate.bytes, estimate.error_bytes) == (bytes_of_a_compaction(plan, codec), 0)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -72,13 +72,13 @@ def test_predicted_size_of_a_sample_is_within_its_error_bound(
     exact = {}
     for n in (1 << 30, 256):
         monkeypatch.setattr(codec_sizes, "_SAMPLE_BATCHES", n)
-        found = estimates(plan)
-        exact = exact or found
-    assert found == estimates(plan), "a report is repeatable"
+        estimated = estimates(plan)
+        exact = exact or estimated
+    assert estimated == estimates(plan), "a report is repeatable"
     for codec in CODEC_NAMES[1:]:
-        assert 0 < found[codec].error_bytes < 0.05 * found[codec].bytes
-        assert abs(found[codec].bytes - exact[codec].bytes) <= found[codec].error_bytes
-    assert found["none"] == exact["none"]
+        assert 0 < estimated[codec].error_bytes < 0.05 * estimated[codec].bytes
+        assert abs(estimated[codec].bytes - exact[codec].bytes) <= estimated[codec].error_bytes
+    assert estimated["none"] == exact["none"]
     assert exact["zstd"].bytes == bytes_of_a_compaction(plan, "zstd")
 
 
@@ -94,13 +94,13 @@ def test_single_large_batch_is_always_sampled(tmp_path: Path, monkeypatch: pytes
     end = of[-1].last_offset + 1
     plan = planned(tmp_path, [*of, data_batch(end, [(1000, b"large", bytes(200_000))])])
     monkeypatch.setattr(codec_sizes, "_SAMPLE_BATCHES", 100)
-    for codec, one in estimates(plan).items():
-        assert one.error_bytes < 0.1 * one.bytes
-        assert abs(one.bytes - bytes_of_a_compaction(plan, codec)) <= one.error_bytes
+    for codec, estimate in estimates(plan).items():
+        assert estimate.error_bytes < 0.1 * estimate.bytes
+        assert abs(estimate.bytes - bytes_of_a_compaction(plan, codec)) <= estimate.error_bytes
 
 
 def test_predicted_sizes_of_logs_are_added() -> None:
-    one = tuple(CodecBytes(codec, 100, 3) for codec in CODEC_NAMES)
+    sizes = tuple(CodecBytes(codec, 100, 3) for codec in CODEC_NAMES)
     other = tuple(CodecBytes(codec, 50, 4) for codec in CODEC_NAMES)
-    assert sum_of_logs([(500, one), (500, other), (7, ())]) == tuple(CodecBytes(c, 157, 5) for c in CODEC_NAMES)
+    assert sum_of_logs([(500, sizes), (500, other), (7, ())]) == tuple(CodecBytes(c, 157, 5) for c in CODEC_NAMES)
     assert sum_of_logs([(7, ())]) == ()

@@ -42,19 +42,21 @@ def test_live_and_dead_records_equal_those_of_a_dry_run(cases, name, tmp_path):
             archived = archived_at(case.before(number, partition).parent, partition)
             plan = golden_plan(case, partition, number, archived, tmp_path / "store")
             plan = changed(plan, force=False, dry_run=True)
-            said = compact(changed(plan, settings=replace(plan.policy.settings, min_cleanable_dirty_ratio=-1.0))).result
-            found = profile(plan)
-            assert (found.dirty_ratio, found.clean_bytes, found.dirty_bytes) == (
-                said.cleanable.ratio, said.cleanable.clean_bytes, said.cleanable.cleanable_bytes,
+            result = compact(
+                changed(plan, settings=replace(plan.policy.settings, min_cleanable_dirty_ratio=-1.0))
+            ).result
+            measured = profile(plan)
+            assert (measured.dirty_ratio, measured.clean_bytes, measured.dirty_bytes) == (
+                result.cleanable.ratio, result.cleanable.clean_bytes, result.cleanable.cleanable_bytes,
             )  # fmt: skip
-            if said.status == "not_due":
-                assert not any(s.cleaned for s in found.segments)
+            if result.status == "not_due":
+                assert not any(s.cleaned for s in measured.segments)
                 continue
-            assert found.counters == said.work.counters
-            assert found.total("bytes_after") == said.work.bytes_after
-            assert found.size_bytes == said.work.bytes_before
-            assert found.total("superseded") == said.work.counters["dropped_superseded"]
-            assert found.total("aborted") == said.work.counters["dropped_aborted"]
+            assert measured.counters == result.work.counters
+            assert measured.total("bytes_after") == result.work.bytes_after
+            assert measured.size_bytes == result.work.bytes_before
+            assert measured.total("superseded") == result.work.counters["dropped_superseded"]
+            assert measured.total("aborted") == result.work.counters["dropped_aborted"]
 
 
 @pytest.mark.parametrize("name", OF_MAGIC_2)
@@ -63,31 +65,31 @@ def test_records_keys_and_times_equal_those_of_the_twin(cases, name, tmp_path):
     for partition in case.partitions:
         archived = archived_at(case.input(partition).parent, partition)
         plan = golden_plan(case, partition, 1, archived, tmp_path / "store")
-        found = profile(changed(plan, limits=Limits(chunk_bytes=1 << 14)), compacted=False)
+        measured = profile(changed(plan, limits=Limits(chunk_bytes=1 << 14)), compacted=False)
         logs = [decode_log((archived.root / s.path).read_bytes()[: s.size_bytes]) for s in plan.input.segments]
         figures, keys = slow_profile(logs)
         names = ("records", "null_keys", "control_records", "out_of_order", "max_lag_ms", "without_timestamp")
-        for ours, theirs in zip(found.segments, figures, strict=True):
+        for ours, theirs in zip(measured.segments, figures, strict=True):
             assert [getattr(ours, n) for n in names] == [getattr(theirs, n) for n in names]
             assert ours.dead_bytes == 0
             ends = (min(theirs.times, default=None), max(theirs.times, default=None))
             assert (ours.min_timestamp_ms, ours.max_timestamp_ms) == ends
             assert {n: c.stored_bytes for n, c in ours.codecs.items()} == theirs.stored
             assert {n: c.batches for n, c in ours.codecs.items()} == theirs.batches
-        assert found.distinct_keys == len(keys)
+        assert measured.distinct_keys == len(keys)
         most = sorted(keys.values(), reverse=True)[:20]
-        assert [hot.records for hot in found.hot_keys] == most
-        for hot in found.hot_keys:
+        assert [hot.records for hot in measured.hot_keys] == most
+        for hot in measured.hot_keys:
             (key,) = [k for k in keys if hashlib.sha256(k).hexdigest()[:16] == hot.sha256]
             assert (keys[key], shown_key(key)) == (hot.records, hot.text)
-        times = Counter(t for one in figures for t in one.times)
+        times = Counter(t for segment in figures for t in segment.times)
         if not times:
-            assert found.times is None
+            assert measured.times is None
             continue
         by_bucket = Counter()
         for time, n in times.items():
-            by_bucket[time // found.times.width_ms - found.times.first] += n
-        assert {i: n for i, n in enumerate(found.times.counts) if n} == by_bucket
+            by_bucket[time // measured.times.width_ms - measured.times.first] += n
+        assert {i: n for i, n in enumerate(measured.times.counts) if n} == by_bucket
 
 
 def plan(tmp_path: Path, text: str, **given) -> PartitionPlan:
@@ -113,11 +115,11 @@ def test_a_key_written_again_above_the_cleanable_range_supersedes_nothing_yet(tm
 
 def test_keys_below_the_checkpoint_are_unique(tmp_path):
     text = "a=1 a=2 || b=1 a=3 || c=1"
-    found = profile(plan(tmp_path, text, checkpoint=2))
-    assert [s.superseded for s in found.segments] == [2, 0, 0]
-    found = profile(plan(tmp_path, "a=1 a=2 || b=1 b=2 || c=1", checkpoint=2))
-    assert [s.superseded for s in found.segments] == [0, 1, 0]
-    assert found.first_dirty_offset == 2 and 0 < found.dirty_ratio < 1
+    measured = profile(plan(tmp_path, text, checkpoint=2))
+    assert [s.superseded for s in measured.segments] == [2, 0, 0]
+    measured = profile(plan(tmp_path, "a=1 a=2 || b=1 b=2 || c=1", checkpoint=2))
+    assert [s.superseded for s in measured.segments] == [0, 1, 0]
+    assert measured.first_dirty_offset == 2 and 0 < measured.dirty_ratio < 1
 
 
 @pytest.mark.parametrize("compacted", [True, False])
@@ -125,20 +127,20 @@ def test_keys_below_the_checkpoint_are_unique(tmp_path):
 def test_retention_forecast_equals_the_run(tmp_path, compacted, limits):
     """The forecast is of the log as it is: nothing is cleaned here that is not due."""
     text = f"a=1~{START_MS - 5} b=1~{START_MS} || c=1~{START_MS} d=1~{START_MS} || e=1"
-    given = plan(tmp_path, text, min_dirty_ratio=1.0)
-    given = changed(given, settings=replace(given.policy.settings, **limits, compacts=compacted))
-    found, done = profile(given, compacted=compacted), compact(given)
-    assert found.expiring == done.result.log.expired
-    assert bool(found.expiring) == (limits.get("retention_ms") != 2 * DAY_MS)
-    assert [s.dead_records for s in found.segments] == [0, 0, 0]
+    run_plan = plan(tmp_path, text, min_dirty_ratio=1.0)
+    run_plan = changed(run_plan, settings=replace(run_plan.policy.settings, **limits, compacts=compacted))
+    measured, done = profile(run_plan, compacted=compacted), compact(run_plan)
+    assert measured.expiring == done.result.log.expired
+    assert bool(measured.expiring) == (limits.get("retention_ms") != 2 * DAY_MS)
+    assert [s.dead_records for s in measured.segments] == [0, 0, 0]
 
 
 def test_tombstones_by_age_and_horizon(tmp_path):
     hour = START_MS + DAY_MS - HOUR_MS
     horizon = START_MS + 2 * DAY_MS
     text = f"a=-~{hour - 1} b=-~{hour + 1} a0=-~-1 | {{horizon={horizon}}} c=-~{START_MS} c2=5 || d=- || e=1"
-    found = profile(plan(tmp_path, text))
-    first = found.segments[0]
+    measured = profile(plan(tmp_path, text))
+    first = measured.segments[0]
     assert (first.tombstones, first.tombstones_with_horizon) == (4, 1)
     ages = dict(zip(AGE_NAMES, first.tombstone_ages, strict=True))
     assert ages == dict.fromkeys(AGE_NAMES, 0) | {"< 1 hour": 1, "< 1 day": 1, "< 7 days": 1, "no time": 1}
@@ -148,23 +150,23 @@ def test_tombstones_by_age_and_horizon(tmp_path):
 
 def test_keyless_records_are_counted_as_live(tmp_path):
     text = "-=1 -=2 | -=3 || -=4"
-    for given in ({"null_keys": "fail"}, {"null_keys": "keep"}):
-        found = profile(plan(tmp_path / given["null_keys"], text, **given))
-        assert (found.total("null_keys"), found.total("dead_records"), found.distinct_keys) == (4, 0, 0)
+    for options in ({"null_keys": "fail"}, {"null_keys": "keep"}):
+        measured = profile(plan(tmp_path / options["null_keys"], text, **options))
+        assert (measured.total("null_keys"), measured.total("dead_records"), measured.distinct_keys) == (4, 0, 0)
     assert profile(plan(tmp_path / "drop", text, null_keys="drop")).total("dead_records") == 3
 
 
 def test_out_of_order_records_are_compared_with_all_earlier_ones(tmp_path):
     times = f"a=1~{START_MS + 50} b=1~{START_MS + 10} | c=1~{START_MS + 40} || d=1~{START_MS + 60} e=1~{START_MS}"
-    found = profile(changed(plan(tmp_path, times), limits=Limits(chunk_bytes=100)))
-    assert [(s.out_of_order, s.max_lag_ms) for s in found.segments] == [(2, 40), (1, 60)]
+    measured = profile(changed(plan(tmp_path, times), limits=Limits(chunk_bytes=100)))
+    assert [(s.out_of_order, s.max_lag_ms) for s in measured.segments] == [(2, 40), (1, 60)]
 
 
 @pytest.mark.parametrize("chunk_bytes", [100, 1 << 20])
 def test_invalid_timestamp_makes_no_record_late(tmp_path, chunk_bytes):
     text = f"a=1~{START_MS} b=1~{2**62} | c=1~{START_MS + 9} || d=1~{START_MS + 5} | e=1~{START_MS + 5}"
-    found = profile(changed(plan(tmp_path, text), limits=Limits(chunk_bytes=chunk_bytes)))
-    assert [(s.out_of_order, s.max_lag_ms, s.without_timestamp) for s in found.segments] == [(0, 0, 1), (2, 4, 0)]
+    measured = profile(changed(plan(tmp_path, text), limits=Limits(chunk_bytes=chunk_bytes)))
+    assert [(s.out_of_order, s.max_lag_ms, s.without_timestamp) for s in measured.segments] == [(0, 0, 1), (2, 4, 0)]
 
 
 def test_damaged_partition_has_only_a_problem(tmp_path):
@@ -173,24 +175,24 @@ def test_damaged_partition_has_only_a_problem(tmp_path):
     data = bytearray(log.read_bytes())
     data[-1] ^= 1
     log.write_bytes(data)
-    found = profile_partition(ProfilePlan(made, True))
-    assert found.problem is not None and found.problem.kind == "crc"
-    assert found.size_bytes == sum(s.size_bytes for s in made.input.segments) and not found.segments
+    measured = profile_partition(ProfilePlan(made, True))
+    assert measured.problem is not None and measured.problem.kind == "crc"
+    assert measured.size_bytes == sum(s.size_bytes for s in made.input.segments) and not measured.segments
 
 
 def test_more_keys_than_memory_is_a_problem_with_a_remedy(tmp_path):
     text = " | ".join(" ".join(f"k{i}-{j}=v" for j in range(1000)) for i in range(30))
     made = changed(plan(tmp_path, text), limits=Limits(task_memory_bytes=1 << 20))
-    found = profile_partition(ProfilePlan(made, True))
-    assert found.problem is not None and "task.memory.bytes" in str(found.problem)
+    measured = profile_partition(ProfilePlan(made, True))
+    assert measured.problem is not None and "task.memory.bytes" in str(measured.problem)
     assert profile(changed(made, limits=Limits())).distinct_keys == 30_000
 
 
 def test_memory_depends_on_keys_and_not_on_records(tmp_path):
     text = " ".join(f"k{i % 50}=v" for i in range(30_000))
     made = plan(tmp_path, text + " || z=1")
-    found = profile(changed(made, limits=Limits(task_memory_bytes=1 << 20)))
-    assert (found.distinct_keys, found.total("superseded")) == (51, 29_950)
+    measured = profile(changed(made, limits=Limits(task_memory_bytes=1 << 20)))
+    assert (measured.distinct_keys, measured.total("superseded")) == (51, 29_950)
 
 
 def test_histogram_buckets_widen_to_cover_all_times():

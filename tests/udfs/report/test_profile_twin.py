@@ -57,40 +57,40 @@ def with_a_time(drawn: Drawn, far: int) -> Drawn:
 
 
 def check_all_records(drawn: Drawn, plan: PartitionPlan) -> None:
-    found = profile(plan, compacted=False)
+    measured = profile(plan, compacted=False)
     figures, keys = slow_profile([list(s.batches) for s in drawn.segments])
-    for ours, theirs in zip(found.segments, figures, strict=True):
+    for ours, theirs in zip(measured.segments, figures, strict=True):
         assert [getattr(ours, n) for n in FIGURES] == [getattr(theirs, n) for n in FIGURES]
         ends = (min(theirs.times, default=None), max(theirs.times, default=None))
         assert (ours.min_timestamp_ms, ours.max_timestamp_ms) == ends
         assert {n: c.stored_bytes for n, c in ours.codecs.items()} == theirs.stored
-    assert found.distinct_keys == len(keys)
-    assert [hot.records for hot in found.hot_keys] == sorted(keys.values(), reverse=True)[:20]
+    assert measured.distinct_keys == len(keys)
+    assert [hot.records for hot in measured.hot_keys] == sorted(keys.values(), reverse=True)[:20]
     by_bucket = Counter[int]()
-    for time in (time for one in figures for time in one.times):
-        assert found.times is not None
-        by_bucket[time // found.times.width_ms - found.times.first] += 1
-    assert by_bucket == ({i: n for i, n in enumerate(found.times.counts) if n} if found.times else {})
+    for time in (time for segment in figures for time in segment.times):
+        assert measured.times is not None
+        by_bucket[time // measured.times.width_ms - measured.times.first] += 1
+    assert by_bucket == ({i: n for i, n in enumerate(measured.times.counts) if n} if measured.times else {})
 
 
 def check_cleaned(drawn: Drawn, plan: PartitionPlan) -> None:
     """Compare the live records with those that the twin leaves, and the sizes with those of a dry run."""
     settings = replace(plan.policy.settings, min_cleanable_dirty_ratio=-1.0)
-    said = compact(changed(plan, dry_run=True, settings=settings)).result
-    found = profile(plan)
-    if said.status == "uncleanable":
-        assert said.problem is not None and said.problem.kind == "null_key"
-        assert found.total("null_keys") > 0
+    result = compact(changed(plan, dry_run=True, settings=settings)).result
+    measured = profile(plan)
+    if result.status == "uncleanable":
+        assert result.problem is not None and result.problem.kind == "null_key"
+        assert measured.total("null_keys") > 0
         return
-    if said.status == "not_due":
-        assert not any(s.cleaned for s in found.segments)
+    if result.status == "not_due":
+        assert not any(s.cleaned for s in measured.segments)
         return
-    assert found.counters == said.work.counters
-    assert found.total("bytes_after") == said.work.bytes_after
+    assert measured.counters == result.work.counters
+    assert measured.total("bytes_after") == result.work.bytes_after
     log = load(drawn.segments, drawn.log_start_offset, sealed=drawn.sealed)
     cleaned = clean(log, drawn.settings, drawn.checkpoint, drawn.times[0])
     left = {r.offset for s in cleaned.segments for b in s.batches if not b.control for r in b.records}
-    for ours, segment in zip(found.segments, drawn.segments, strict=True):
+    for ours, segment in zip(measured.segments, drawn.segments, strict=True):
         offsets = [r.offset for b in segment.batches if not b.control for r in b.records]
         assert ours.records == len(offsets)
         assert ours.live_records == sum(offset in left for offset in offsets)

@@ -1,4 +1,4 @@
-"""The checker: silent on what brokers and our compaction wrote, and loud on every difference of a generation."""
+"""The checker reports nothing for logs of brokers and of our compaction, and every difference of a generation."""
 
 from __future__ import annotations
 
@@ -158,9 +158,9 @@ def test_leader_epochs_that_contradict_the_archive_are_problems(
     path = f"{plan.run.folder}/leader-epoch-checkpoint"
     (Path(plan.run.store_uri) / path).write_bytes(checkpoints.write_leader_epochs(held) if held is not None else b"")
     older = generation(plan, result, manifest=without_checksums(result))
-    told = check_generation(older)
-    assert [(p.kind, p.path) for p in told.problems] == [("side_file", path)]
-    assert told.problems[0].expected.startswith("leader epoch 0 at offset ")
+    problems = check_generation(older)
+    assert [(p.kind, p.path) for p in problems.problems] == [("side_file", path)]
+    assert problems.problems[0].expected.startswith("leader epoch 0 at offset ")
     assert not check_generation(replace(older, side=replace(older.side, archived_epochs=()))).problems
 
 
@@ -288,8 +288,8 @@ def batch(**fields: object) -> Batch:
 
 
 def test_equal_logs_have_no_difference(tmp_path: Path) -> None:
-    found = difference(tmp_path, [batch()], [kept(batch(), 1, 2, 3)])
-    assert not found.problems and found.compared_records == 3
+    compared = difference(tmp_path, [batch()], [kept(batch(), 1, 2, 3)])
+    assert not compared.problems and compared.compared_records == 3
 
 
 def test_superseded_records_may_be_retained(tmp_path: Path) -> None:
@@ -298,13 +298,13 @@ def test_superseded_records_may_be_retained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_missing_record_is_reported_at_its_offset(tmp_path: Path, lost: int) -> None:
-    found = difference(tmp_path, [batch()], [kept(batch(), *({1, 2, 3} - {lost}))])
-    assert [(p.kind, p.base_offset) for p in found.problems] == [("readback", lost)]
+    compared = difference(tmp_path, [batch()], [kept(batch(), *({1, 2, 3} - {lost}))])
+    assert [(p.kind, p.base_offset) for p in compared.problems] == [("readback", lost)]
 
 
 def test_older_record_instead_of_the_last_is_reported(tmp_path: Path) -> None:
-    found = difference(tmp_path, [batch()], [kept(batch(), 0, 1, 3)])
-    assert [p.base_offset for p in found.problems] == [2]
+    compared = difference(tmp_path, [batch()], [kept(batch(), 0, 1, 3)])
+    assert [p.base_offset for p in compared.problems] == [2]
 
 
 def test_tombstone_may_be_removed_only_past_its_horizon(tmp_path: Path) -> None:
@@ -320,8 +320,8 @@ def test_tombstone_may_be_removed_only_past_its_horizon(tmp_path: Path) -> None:
 def test_removal_of_a_tombstone_in_magic_1_is_checked(tmp_path: Path, mtime_ms: int, stays: bool) -> None:
     before = [replace(data_batch(i, [r], magic=1), max_timestamp=START_MS).encoded() for i, r in enumerate(PARENT[0])]
     after = [data_batch(i, [PARENT[0][i]]) for i in (1, 2)]
-    found = difference(tmp_path, before, after, mtime_ms=mtime_ms)
-    assert [p.base_offset for p in found.problems] == ([3] if stays else [])
+    compared = difference(tmp_path, before, after, mtime_ms=mtime_ms)
+    assert [p.base_offset for p in compared.problems] == ([3] if stays else [])
 
 
 @pytest.mark.parametrize(
@@ -334,8 +334,8 @@ def test_changed_record_is_reported(tmp_path: Path, changed: dict[str, object]) 
     after = kept(batch(), 1, 2, 3)
     first = replace(after.records[0], **changed)  # type: ignore[arg-type]
     after = replace(after, records=(first, *after.records[1:])).encoded()
-    found = difference(tmp_path, [batch()], [after])
-    assert [p.base_offset for p in found.problems] == [1, 1]  # it is not as it was, and the one that was is lost
+    compared = difference(tmp_path, [batch()], [after])
+    assert [p.base_offset for p in compared.problems] == [1, 1]  # it is not as it was, and the one that was is lost
 
 
 @pytest.mark.parametrize(
@@ -348,19 +348,19 @@ def test_changed_record_is_reported(tmp_path: Path, changed: dict[str, object]) 
 def test_changed_batch_is_reported(tmp_path: Path, changed: dict[str, object]) -> None:
     before = batch(producer_id=7, producer_epoch=0, base_sequence=0)
     follows = data_batch(9, [(START_MS, b"z", b"z")])
-    found = difference(tmp_path, [before, follows], [kept(before, 1, 2, 3, **changed), follows])
-    assert found.problems and {p.kind for p in found.problems} == {"readback"}
+    compared = difference(tmp_path, [before, follows], [kept(before, 1, 2, 3, **changed), follows])
+    assert compared.problems and {p.kind for p in compared.problems} == {"readback"}
 
 
 def test_added_record_and_batch_are_reported(tmp_path: Path) -> None:
     more = data_batch(20, [(START_MS, b"new", b"x")])
-    found = difference(tmp_path, [batch()], [batch(), more])
-    assert [p.base_offset for p in found.problems] == [20, 20]
+    compared = difference(tmp_path, [batch()], [batch(), more])
+    assert [p.base_offset for p in compared.problems] == [20, 20]
     shutil.rmtree(tmp_path / "parent")
     shutil.rmtree(tmp_path / "child")
     inside = [batch(), data_batch(30, PARENT[0])]
-    found = difference(tmp_path, inside, [batch(), more, data_batch(30, PARENT[0])])
-    assert [p.base_offset for p in found.problems] == [20, 20]
+    compared = difference(tmp_path, inside, [batch(), more, data_batch(30, PARENT[0])])
+    assert [p.base_offset for p in compared.problems] == [20, 20]
 
 
 def test_removal_of_records_without_a_key_depends_on_the_setting(tmp_path: Path) -> None:
@@ -398,8 +398,8 @@ def test_committed_records_may_not_be_removed(tmp_path: Path) -> None:
 def test_marker_must_be_kept_until_its_records_are_removed(tmp_path: Path, kind: int) -> None:
     """Readers would return aborted records or miss committed ones."""
     before = transaction(kind)
-    found = difference(tmp_path, before, before[:2])
-    assert [(p.base_offset, "decided" in p.found) for p in found.problems] == [(1, True)]
+    compared = difference(tmp_path, before, before[:2])
+    assert [(p.base_offset, "decided" in p.found) for p in compared.problems] == [(1, True)]
 
 
 @pytest.mark.long
@@ -412,10 +412,10 @@ def test_keys_that_exceed_the_table_take_several_rounds(tmp_path: Path) -> None:
     child = make_side(tmp_path / "child", [kept(data_batch(0, records), *range(0, n, 2), base_offset=0)])
     rows, sizes = scan_headers(parent, LogReader())
     assert sizes[0][1] == 1
-    found = compare(parent, child, rows, rows, AllowedDrops(START_MS, 0, False), 1 << 24, 1 << 20, 1)
-    assert found.compared_records == n // 2
-    assert found.counts["lost"] == n // 2
-    assert len([p for p in found.problems if "last of its key" in p.found]) == 20
+    compared = compare(parent, child, rows, rows, AllowedDrops(START_MS, 0, False), 1 << 24, 1 << 20, 1)
+    assert compared.compared_records == n // 2
+    assert compared.counts["lost"] == n // 2
+    assert len([p for p in compared.problems if "last of its key" in p.found]) == 20
 
 
 # Verify's reading of versions in a process of its own, because a read out of bounds may end the process
@@ -442,7 +442,7 @@ def test_excess_bits_of_a_varint_length_are_dropped(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(log, "encode_record", with_a_long_length)
     side = make_side(tmp_path / "log", [data_batch(0, [(START_MS, b"k", b"v")])])
     size = str(side.segments[0].size_bytes)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", _VERSIONS_OF, str(tmp_path / "log"), size], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (0, "[5]\n"), done.stderr
+    assert (completed.returncode, completed.stdout) == (0, "[5]\n"), completed.stderr

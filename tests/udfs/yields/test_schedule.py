@@ -73,11 +73,11 @@ def test_segments_without_dead_records_have_no_yield(log: Segments, policy: Sche
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=30), POLICIES)
-def test_segments_with_more_dead_records_come_first(shares: list[float], policy: ScheduleLimits) -> None:
+def test_segments_with_more_dead_records_are_first(shares: list[float], policy: ScheduleLimits) -> None:
     log = segments(10**6, np.array(shares))
-    taken = choose(log, policy).reason == YIELD
-    if taken.any() and not taken.all():
-        assert log.dead_records[taken].min() >= log.dead_records[~taken].max()
+    selected = choose(log, policy).reason == YIELD
+    if selected.any() and not selected.all():
+        assert log.dead_records[selected].min() >= log.dead_records[~selected].max()
 
 
 @given(LOGS, POLICIES)

@@ -18,14 +18,14 @@ def brokers() -> np.ndarray:
 
 @pytest.mark.parametrize("ratio", [0.08, pytest.param(0.16, marks=pytest.mark.slow)])
 def test_skewed_updates_cost_two_fifths_of_the_broker_s_bytes(brokers: np.ndarray, ratio: float) -> None:
-    found = ours(skewed, KEYS, ratio, 0.2)
-    assert 1.1 < found.space < 1.2
-    assert found.io < 0.4 * np.interp(found.space, *brokers.T)
-    assert found.segments < 3 * SEGMENTS
+    measured = ours(skewed, KEYS, ratio, 0.2)
+    assert 1.1 < measured.space < 1.2
+    assert measured.io < 0.4 * np.interp(measured.space, *brokers.T)
+    assert measured.segments < 3 * SEGMENTS
 
 
 @pytest.mark.parametrize("skip", [0, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ratio", [0.08, pytest.param(0.16, marks=pytest.mark.slow)])
 def test_uniform_updates_cost_no_more_than_the_broker_s(brokers: np.ndarray, ratio: float, skip: int) -> None:
-    found = ours(uniform, KEYS, ratio, 0.2, skip)
-    assert found.io <= np.interp(found.space, *brokers.T)
+    measured = ours(uniform, KEYS, ratio, 0.2, skip)
+    assert measured.io <= np.interp(measured.space, *brokers.T)

@@ -112,7 +112,7 @@ class Pass:
     loader: BodyLoader
     buffer: ChunkBuffer
     tally: Tally
-    verdicts_of: VerdictsOf | None = None  # a verdict replaces the body of its batch, which is not read then
+    verdicts_of: VerdictsOf | None = None  # a batch with a verdict is not read
     see: See | None = None
 
 

@@ -1,4 +1,5 @@
-"""Deciders: which records of a run of batches may stay; and the files of keys from which a later run decides.
+"""Deciders select the records of a run of batches that may be retained; and the files of keys from which a later run
+decides.
 
 KeyTable     the last record of each key, on the way backwards through the log, in bounded memory
 Winners      the record of the highest version, if `compaction.strategy` is timestamp or header. From the end on the
@@ -118,7 +119,7 @@ class KeyTable(_GrowingTable):
 
 
 class LastOffsets(_GrowingTable):
-    """A table of keys and their last offsets, whichever order their records come in."""
+    """A table of keys and their last offsets, for records in any order."""
 
     DTYPE, LEAST_SLOTS = KEY_OFFSET, 1 << 16
 
@@ -131,7 +132,7 @@ class LastOffsets(_GrowingTable):
                 raise TooManyKeys
 
     def are_last(self, keys: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return bool[n]: which of SLOT[n] with int64[n] are the last ones of their keys."""
+        """Return bool[n]: whether each of SLOT[n] with int64[n] is the last one of its key."""
         out = np.empty(len(keys), np.bool_)
         mark_entered(keys, offsets, self.slots, out)
         return out
@@ -297,7 +298,7 @@ def check_versions(plan: PartitionPlan, highest: int, any_keys: bool) -> None:
 
 
 class ErasedKeys:
-    """Table of the keys whose records go from a partition, each below an offset."""
+    """Table of the keys whose records are removed from a partition, each below an offset."""
 
     def __init__(self, plan: PartitionPlan, erasing: Erasing) -> None:
         store = open_root(plan.run.store_uri)
@@ -319,7 +320,7 @@ class ErasedKeys:
             self._removed.append(_joined(np.stack([out[:n], out[:n]], axis=1)))
 
     def ranges(self) -> np.ndarray:
-        """Return the offsets of the records that went, as rising ranges: int64[n, 2], first and last of each."""
+        """Return the offsets of the removed records, as rising ranges: int64[n, 2], first and last of each."""
         return _joined(np.concatenate(self._removed))
 
 
@@ -334,7 +335,7 @@ def _joined(ranges: np.ndarray) -> np.ndarray:
 
 
 class Survivors:
-    """The decider of a rewrite: records with these offsets stay. It counts those that it has met."""
+    """The decider of a rewrite: it retains the records with these offsets, and counts the records that it found."""
 
     def __init__(self, plan: PartitionPlan, offsets: np.ndarray, to_read: np.ndarray) -> None:
         """offsets: int64[n], ascending; to_read: int64[m], as of `batches_to_read`."""
@@ -382,7 +383,7 @@ def batches_to_read(run: Run) -> np.ndarray:
 
 
 def incomplete(plan: PartitionPlan, found: str) -> LogFormatError:
-    """Return the error of a rewrite that did not meet what it must write."""
+    """Return the error of a rewrite that did not find all records to write."""
     return LogFormatError(
         "readback", plan.name, NO_POSITION, "every record that stays, and a decision about each", found
     )

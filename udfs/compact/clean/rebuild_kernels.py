@@ -59,7 +59,7 @@ def encode_bodies(
 def _list_kept(body: np.ndarray, kept: np.ndarray, rows: np.ndarray) -> int:
     """Write the rows of a batch's kept records into `rows`, int32[n_records] or longer; return their number.
 
-    A loop without branches, because no processor guesses which records stay.
+    A loop without branches, because the branches would be unpredictable.
     """
     n = 0
     for row in range(body.first_span, body.first_span + body.n_records):

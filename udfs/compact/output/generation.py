@@ -139,7 +139,8 @@ def write_generation(plan: PartitionPlan, done: Cleaned) -> PartitionResult:
             segments.append(row)
             continue
         number = untouched[row.base_offset][0]
-        # do not depend on the archive for an empty file, unless archived segments precede it: ours must come first
+        # do not depend on the archive for an empty file, unless archived segments precede it: segments of the store
+        # come first
         empty = not row.size_bytes and all(s.root == "store" for s in segments[-1:])
         segments.append(_empty(plan, analysis, number) if empty else _untouched(plan, analysis, number, row))
     if not segments:
@@ -160,7 +161,7 @@ def write_generation(plan: PartitionPlan, done: Cleaned) -> PartitionResult:
         log_end_timestamp_ms=analysis.sources[-1].segment.max_timestamp_ms,
         segments=tuple(segments),
         segments_before=len(analysis.sources),
-        gaps=analysis.gaps,  # also those below the log start: files that come back there were never read
+        gaps=analysis.gaps,  # also those below the log start: restored files there were never read
         compacted=analysis.cleans,
         erases=plan.policy.erasing is not None,
         expired=summarize_expired(
@@ -415,7 +416,7 @@ def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], 
 
 
 def _read_whole(plan: PartitionPlan, analysis: Analysis) -> Iterator[ReadFile]:
-    """Yield the archived files of which every byte is a batch that this run has read."""
+    """Yield the archived files that consist only of batches that this run has read."""
     for s in analysis.sources:
         listed = s.segment
         if not plan.is_ours(listed) and s.start_position == 0 and s.end_position == listed.size_bytes:

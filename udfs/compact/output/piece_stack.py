@@ -2,8 +2,8 @@
 
 Pieces wait in memory up to a limit and then in an unnamed temporary file; runs that are copied whole wait as references
 into their source. Bytes that are read again must match the checksum of the bytes seen before, so unchecked bytes are
-never copied. Memory that a stack no longer needs serves the next one of its thread: to touch new memory takes as long
-as to copy what stays.
+never copied. The next stack of a thread reuses the memory of a closed stack, because touching new memory takes as long
+as copying the retained bytes.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class PieceStack:
         self._pieces.append(_Waiting(source, piece.rows, data, place, piece.position, piece.size, checksum))
 
     def close(self) -> None:
-        """Close the temporary file and give the memory to the next stack; the pieces are gone."""
+        """Close the temporary file and give the memory to the next stack; the pieces are deleted."""
         self._pieces.clear()
         _unused.blocks += [block for block in self._blocks if len(block) <= _BLOCK_BYTES]
         self._blocks, self._free = [], 0

@@ -87,8 +87,8 @@ def write_indexes(
 
 
 def join_empty_groups(plan: PartitionPlan, segments: Sequence[Segment]) -> list[Segment]:
-    """Join empty segments to those behind them, as `udfs.compact.passes` does, and place all. The segments come in
-    order from tasks that knew nothing of each other; an empty one that cannot be joined becomes an empty file.
+    """Join empty segments to those behind them, as `udfs.compact.passes` does, and place all. Independent tasks return
+    the segments in order; an empty segment that cannot be joined becomes an empty file.
     """
     out: list[Segment] = []
     held: Segment | None = None
@@ -197,7 +197,7 @@ def extended(checksum: int, rows: np.ndarray, data: np.ndarray) -> int:
 
 
 class ReadBack:
-    """Comparison of a written `.log` with what was meant to be written: checksums, headers, order, rebuilt records."""
+    """Comparison of a written `.log` with its intended content: checksums, headers, order, rebuilt records."""
 
     def __init__(self, path: str, rows: np.ndarray, max_batch_bytes: int) -> None:
         """rows: OUT_BATCH[n] in order."""

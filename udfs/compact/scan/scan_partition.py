@@ -8,9 +8,9 @@ A snapshot behind the last segment is evidence, because a broker writes it when 
 snapshot in between is none: a clean stop leaves one in the middle of a segment, whose records a cleaner may remove
 later. It becomes a note.
 
-A high watermark says that all offsets below it were there. So if the batch that reaches it begins above the end of the
-batch before it, and no cleaner was there, its offset is damaged or a batch is lost: no checksum covers a batch's
-offset.
+All offsets below a high watermark existed. If the batch that reaches the high watermark begins above the end of the
+previous batch, and no cleaner removed offsets there, the batch's offset is damaged or a batch is missing: no checksum
+covers a batch's offset.
 
 `gaps = "accept"` turns a gap into a note. The generation remembers the offsets that it passed over:
 `jobs.compact.plan_inputs` refuses to continue if they come back, and the report still says that the archive is needed.
@@ -192,7 +192,7 @@ def _check_last_batch(plan: PartitionPlan, last_batch: LastBatch) -> None:
 
 
 def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, log_end: int) -> LastBatch:
-    """Raise LogFormatError unless this is still the log that the last generation was made of. Return its last batch."""
+    """Raise LogFormatError if this is not the log of the last generation. Return its last batch."""
     if plan.input.generation.next_offset is not None:
         if log_end < plan.input.generation.next_offset:
             expected = f"a log that reaches offset {plan.input.generation.next_offset}, as the last generation did"
@@ -308,8 +308,8 @@ def _behind_generation(plan: PartitionPlan, below: int) -> bool:
 
 
 def _cleaned_until(plan: PartitionPlan, below: int) -> int:
-    """Return the offset below which a cleaner's holes are no news. Holes that the archive's own cleaner made behind a
-    generation are news.
+    """Return the offset below which holes made by a cleaner are not reported. Holes that the archive's own cleaner made
+    above a generation are reported.
     """
     return plan.input.first_dirty_offset or 0 if _behind_generation(plan, below) else plan.cleaned_until
 
@@ -385,7 +385,7 @@ def _passed_over(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Problem |
         return gap(segment.path, expected, found, ACCEPT_HINT, scan.end_position)
     last = min(scan.above_base, plan.read_until or 0) - 1
     if last < max(first, plan.cleaned_until) or scan.thinned_offset >= plan.cleaned_until:
-        return None  # everything below the high watermark is there, or a cleaner removed it
+        return None  # each offset below the high watermark exists, or a cleaner removed it
     return gap(
         segment.path,
         f"a batch at offset {first}, which is below the high watermark {plan.read_until}",

@@ -65,7 +65,7 @@ def undecided_batches(rows: np.ndarray, log_start_offset: int) -> tuple[np.ndarr
     rising, the rows that show it; and UNDECIDED[j] in log order.
 
     A producer's batches up to its next marker with different epochs are not one transaction, because an epoch changes
-    only behind a marker. That marker ends the last of them. It tells nothing about those before, as far as they hold
+    only behind a marker. That marker ends the last of them. It does not decide the earlier batches, if they have
     records. Markers often have a higher epoch than the data before them, so they show nothing.
     """
     data = np.flatnonzero(~rows["control"] & (rows["producer_id"] >= 0) & (rows["last_offset"] >= log_start_offset))
@@ -318,8 +318,8 @@ def with_index_entries(
     own entry replaces a replayed one, because its first offset and last stable offset date from before any cleaning.
     These entries decide nothing. An entry that the log contradicts is skipped, with a note.
 
-    Also return the entries of transactions of which only the ABORT marker is left: a broker leaves them in the segments
-    that it does not clean. end: all below is cleaned; denied_batches: see check_ends_known.
+    Also return the entries of transactions without data, whose ABORT marker is left: a broker leaves them in the
+    segments that it does not clean. end: all below is cleaned; denied_batches: see check_ends_known.
     """
     out, log_end = aborted.copy(), max(scans[-1].first_offset, scans[-1].last_offset + 1)
     rows = np.concatenate([s.transactional for s in scans])

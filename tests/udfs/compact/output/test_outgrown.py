@@ -113,8 +113,8 @@ def check_side_files(done: Outcome, batches: list[list[Batch]]) -> None:
         if row.base_offset > done.plan.input.log_start_offset:
             state = State()
             replay([b for b in originals if b.last_offset < row.base_offset], state)
-            found = {tuple(map(int, entry)) for entry in producer_snapshot.read(beside["snapshot"], "").tolist()}
-            assert found == {as_entry(pid, fields) for pid, fields in state.entries().items()}
+            producers = {tuple(map(int, entry)) for entry in producer_snapshot.read(beside["snapshot"], "").tolist()}
+            assert producers == {as_entry(pid, fields) for pid, fields in state.entries().items()}
 
 
 def as_entry(producer_id: int, fields: tuple[int, ...]) -> tuple[int, ...]:
@@ -151,8 +151,8 @@ def test_a_dry_run_names_the_same_segments(tmp_path: Path) -> None:
         several = compact_in_blocks(changed(plan, dry_run=True))
         expected = [(s.base_offset, s.next_offset, s.size_bytes, s.records) for s in done.result.log.segments]
         for run in (dry, several):
-            found = [(s.base_offset, s.next_offset, s.size_bytes, s.records) for s in run.result.log.segments]
-            assert found == expected
+            segments = [(s.base_offset, s.next_offset, s.size_bytes, s.records) for s in run.result.log.segments]
+            assert segments == expected
             assert run.result.work.bytes_after == done.result.work.bytes_after
 
 
@@ -160,8 +160,8 @@ def test_retained_aborted_records_and_their_marker_can_be_in_different_segments(
     """Retention inside of segments drops no aborted record. Each entry is where its marker is."""
     old = replace(data_batch(17, [(START_MS - 5000, b"z", b"")]), leader_epoch=0).encoded()
     segments = (replace(SEGMENTS[1], base_offset=0, batches=(*messages(0, "ab"), *SEGMENTS[1].batches)), *SEGMENTS[2:])
-    one = Segment(0, (*segments[0].batches, *segments[1].batches, old), NOW_MS)
-    plan = plan_for(tmp_path, (one, Segment(18, (data_batch(18, [(NOW_MS, b"q", b"")]),), NOW_MS)))
+    merged = Segment(0, (*segments[0].batches, *segments[1].batches, old), NOW_MS)
+    plan = plan_for(tmp_path, (merged, Segment(18, (data_batch(18, [(NOW_MS, b"q", b"")]),), NOW_MS)))
     exact = replace(plan.policy.settings, compacts=False, retention_ms=2000, retention_exact=True)
     whole = compact(changed(plan, settings=exact, folder="whole", force=False))
     assert whole.aborted() and whole.result.work.counters["dropped_expired"] == 1

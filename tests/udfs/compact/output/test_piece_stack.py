@@ -29,15 +29,15 @@ def blocks_of_300_bytes(monkeypatch):
 
 def filled(rng, sizes):
     """Return a stack with a piece of random bytes of each size, and the bytes in the order of the log."""
-    stack, told = PieceStack(LIMIT), []
+    stack, expected_pieces = PieceStack(LIMIT), []
     for size in sizes:
         rows = np.zeros(1, OUT_BATCH)
         rows["size"] = size
         data = stack.room(size)
         data[:] = rng.integers(0, 256, size, dtype=np.uint8)
         stack.push(0, CleanedRun(rows, data, -1, size), NOTHING)
-        told.append(data.tobytes())
-    return stack, b"".join(told[::-1])
+        expected_pieces.append(data.tobytes())
+    return stack, b"".join(expected_pieces[::-1])
 
 
 def drained(stack):
@@ -47,12 +47,12 @@ def drained(stack):
 def test_stack_returns_pieces_in_reverse_order():
     """Two stacks at a time, because a group's pieces wait for those of the previous group."""
     rng = np.random.default_rng(1)
-    held, told = filled(rng, [10])
+    held, expected_pieces = filled(rng, [10])
     for _ in range(200):
         following, expected = filled(rng, rng.integers(1, 500, rng.integers(1, 12)))
-        assert drained(held) == told
-        held, told = following, expected
-    assert drained(held) == told
+        assert drained(held) == expected_pieces
+        held, expected_pieces = following, expected
+    assert drained(held) == expected_pieces
 
 
 def test_piece_stack_reuses_released_memory():
@@ -66,10 +66,10 @@ def test_piece_stack_reuses_released_memory():
 
 @pytest.mark.parametrize("sizes", [[300, 300, 300, 300], [990, 20], [1001], [200] * 6])
 def test_pieces_above_the_memory_limit_are_spilled_to_a_file(sizes):
-    stack, told = filled(np.random.default_rng(3), sizes)
+    stack, expected_pieces = filled(np.random.default_rng(3), sizes)
     assert sum(map(len, stack._blocks)) <= LIMIT
     assert stack._spill is not None
-    assert drained(stack) == told
+    assert drained(stack) == expected_pieces
     assert stack._spill.closed
 
 
@@ -77,8 +77,8 @@ def test_piece_stacks_of_threads_share_no_memory():
     def work(seed):
         rng = np.random.default_rng(seed)
         for _ in range(200):
-            stack, told = filled(rng, rng.integers(1, 500, 8))
-            assert drained(stack) == told
+            stack, expected_pieces = filled(rng, rng.integers(1, 500, 8))
+            assert drained(stack) == expected_pieces
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))

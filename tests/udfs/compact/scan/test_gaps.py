@@ -70,8 +70,8 @@ def judged(plan: PartitionPlan) -> Problem | Analysis | PartitionResult:
 
 
 def state(plan: PartitionPlan) -> str:
-    found = judged(plan)
-    return found.state if isinstance(found, Problem) else "fine"
+    gap_result = judged(plan)
+    return gap_result.state if isinstance(gap_result, Problem) else "fine"
 
 
 # -- logs of real brokers
@@ -117,12 +117,12 @@ def test_missing_or_short_segment_is_a_gap(cases: dict[str, Case], name: str) ->
             ):
                 assert state(made) == "gap"
                 accepting = changed(made, settings=replace(made.policy.settings, gaps="accept"))
-                found = judged(accepting)
-                if isinstance(found, Problem):  # cannot be accepted: a transaction was open across it
+                result = judged(accepting)
+                if isinstance(result, Problem):  # cannot be accepted: a transaction was open across it
                     assert name.startswith("txn")
-                    assert found.kind == "transaction" or found.expected.startswith("the end of the transaction")
+                    assert result.kind == "transaction" or result.expected.startswith("the end of the transaction")
                     continue
-                assert any(g.last == after[0].base_offset - 1 for g in found.gaps)
+                assert any(g.last == after[0].base_offset - 1 for g in result.gaps)
 
 
 @pytest.mark.parametrize("name", [n for n in case_names() if n.endswith("-more")])
@@ -134,7 +134,7 @@ def test_side_file_shows_a_missing_segment_below_the_checkpoint(cases: dict[str,
         plan = plan_folder(case.input(partition), first_dirty_offset=begins, cleaner_checkpoint=begins)
         below = [i for i, s in enumerate(plan.input.segments) if i and s.base_offset < begins]
         assert below
-        told = 0
+        n_reported = 0
         for i in below:
             s = plan.input.segments[i]
             rest = (*plan.input.segments[:i], *plan.input.segments[i + 1 :])
@@ -147,8 +147,8 @@ def test_side_file_shows_a_missing_segment_below_the_checkpoint(cases: dict[str,
             log = case.input(partition) / Path(s.path).name
             entries = sum(log.with_suffix(kind).stat().st_size for kind in (".index", ".timeindex"))
             assert state(empty) == ("gap" if entries else "fine")  # indexes of few batches hold nothing
-            told += bool(entries)
-        assert told
+            n_reported += bool(entries)
+        assert n_reported
 
 
 # -- one log, whose files are taken away
@@ -259,9 +259,9 @@ def test_transaction_without_its_end_is_a_gap(tmp_path: Path, text: str) -> None
         path.unlink()
     plan = changed(plan_folder(tmp_path / "t-0"), sealed=True)
     assert state(plan) == "gap"
-    found = judged(changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
-    assert isinstance(found, Problem)
-    assert (found.state, found.expected) == ("gap", "the end of the transaction of producer 7 at offset 0")
+    result = judged(changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
+    assert isinstance(result, Problem)
+    assert (result.state, result.expected) == ("gap", "the end of the transaction of producer 7 at offset 0")
 
 
 @pytest.mark.parametrize("snapshots", [(4, 5, 6), (6,), ()])
@@ -275,12 +275,12 @@ def test_transaction_end_known_only_by_a_snapshot_is_a_gap(tmp_path: Path, snaps
         if path.suffix != ".snapshot" or int(path.stem) not in snapshots:
             path.unlink(missing_ok=True)
     plan = plan_folder(folder)
-    found = judged(changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
+    result = judged(changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
     if not snapshots:
-        assert isinstance(found, PartitionResult) and found.status == "not_due"
+        assert isinstance(result, PartitionResult) and result.status == "not_due"
         return
-    assert isinstance(found, Problem)
-    assert (found.state, found.expected) == ("gap", "the end of the transaction of producer 7 at offset 1")
+    assert isinstance(result, Problem)
+    assert (result.state, result.expected) == ("gap", "the end of the transaction of producer 7 at offset 1")
 
 
 def test_marker_missing_in_the_index_is_no_gap(tmp_path: Path) -> None:
@@ -296,9 +296,9 @@ def test_marker_missing_in_the_index_is_no_gap(tmp_path: Path) -> None:
     entry = np.array([(0, 7, 2, 4, 5)], transaction_index.ENTRY)
     third.with_suffix(".txnindex").write_bytes(transaction_index.write(entry))
     plan = changed(plan_folder(folder, first_dirty_offset=3, cleaner_checkpoint=3), sealed=True)
-    found = judged(plan)
-    assert isinstance(found, Problem)
-    assert (found.kind, found.path) == ("transaction", f"t-0/{third.stem}.txnindex")
+    result = judged(plan)
+    assert isinstance(result, Problem)
+    assert (result.kind, result.path) == ("transaction", f"t-0/{third.stem}.txnindex")
     third.with_suffix(".txnindex").unlink()
     assert state(changed(plan_folder(folder, first_dirty_offset=3, cleaner_checkpoint=3), sealed=True)) == "fine"
 
@@ -377,8 +377,8 @@ def test_truncated_last_segment_is_a_gap_if_proven(part: Partition) -> None:
     sealed = part.compact(sealed=True).problem
     assert sealed is not None and (sealed.kind, sealed.path) == ("gap", f"t-0/{segment_file(ACTIVE, 'log')}")
     (part.folder / segment_file(END, "snapshot")).write_bytes(b"")
-    said = part.compact().problem
-    assert said is not None and (said.kind, said.path) == ("gap", f"t-0/{segment_file(END, 'snapshot')}")
+    problem = part.compact().problem
+    assert problem is not None and (problem.kind, problem.path) == ("gap", f"t-0/{segment_file(END, 'snapshot')}")
 
 
 @pytest.mark.parametrize(("offset", "how_far"), [(INNER, "nothing of it was read"), (INNER + RECORDS, "read up to")])

@@ -37,9 +37,9 @@ def test_segment_facts_equal_those_of_each_batch(seed: int) -> None:
     k.collect_facts(batches, 0, facts)
     n_records = most = codecs = magics = producing = transactional = previous = 0
     for row in batches:
-        offsets, known = int(row["last_offset"]) - previous, int(row["records_count"])
-        n_records += known if known >= 0 else 1
-        most += known if known >= 0 else max(min(offsets, int(row["size"]) * 1032 // k.SMALLEST_BATCH), 1)
+        offsets, expected = int(row["last_offset"]) - previous, int(row["records_count"])
+        n_records += expected if expected >= 0 else 1
+        most += expected if expected >= 0 else max(min(offsets, int(row["size"]) * 1032 // k.SMALLEST_BATCH), 1)
         codecs |= 1 << int(row["attributes"] & CODEC_MASK)
         magics |= 1 << int(row["magic"])
         control = bool(row["attributes"] & CONTROL_MASK)

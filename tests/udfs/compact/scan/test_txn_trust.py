@@ -110,36 +110,36 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("row", "name", "value", "said"), WRONG)
+@pytest.mark.parametrize(("row", "name", "value", "message"), WRONG)
 def test_index_entry_with_a_wrong_field_is_ignored_and_reported(
-    root: Path, row: int, name: str, value: int, said: str, capsys: pytest.CaptureFixture[str]
+    root: Path, row: int, name: str, value: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(root, row, name, value)
     result, offsets = compacted(root)
     assert offsets == SURVIVE
     notes = [note for note in result.notes if f"t-0/00000000000000000000.txnindex at byte {row * SIZE}: index" in note]
-    assert notes and said in notes[0] and notes[0].endswith("; the log decides")
+    assert notes and message in notes[0] and notes[0].endswith("; the log decides")
     problems = [problem for problem in verified(root) if problem[0] == row * SIZE]
-    assert said in problems[0][1]
+    assert message in problems[0][1]
     assert cli.main(["reindex", str(root), "--check", "--no-progress"]) == 3
     out = capsys.readouterr().out
     assert f"t-0/00000000000000000000.txnindex: wrong at byte {row * SIZE} (entry {row})" in out
 
 
 @pytest.mark.parametrize(
-    ("row", "name", "value", "said"),
+    ("row", "name", "value", "message"),
     [
         (1, "first_offset", 4, "a first offset of 5"),  # a batch of another producer lies there
         (0, "last_stable_offset", 4, "a last stable offset of 5"),
     ],
 )
 def test_index_entry_of_a_complete_log_equals_the_replayed_entry(
-    root: Path, row: int, name: str, value: int, said: str
+    root: Path, row: int, name: str, value: int, message: str
 ) -> None:
     """The difference is harmless, but the log is complete, so the difference has no explanation."""
     change(root, row, name, value)
     assert compacted(root)[1] == SURVIVE
-    assert [(position, expected) for position, expected, _ in verified(root)] == [(row * SIZE, said)]
+    assert [(position, expected) for position, expected, _ in verified(root)] == [(row * SIZE, message)]
     assert cli.main(["reindex", str(root), "--check", "--no-progress"]) == 3
 
 
@@ -154,8 +154,8 @@ def test_flipped_bit_in_the_index_changes_no_decision(root: Path) -> None:
         assert verified(root)
 
 
-@pytest.mark.parametrize(("row", "name", "value", "said"), [*WRONG, (0, "", 0, "")])
-def test_readers_ignore_the_transaction_index(root: Path, row: int, name: str, value: int, said: str) -> None:
+@pytest.mark.parametrize(("row", "name", "value", "message"), [*WRONG, (0, "", 0, "")])
+def test_readers_ignore_the_transaction_index(root: Path, row: int, name: str, value: int, message: str) -> None:
     """The data source, and look-ups of committed data, use the markers in the log."""
     if name:
         change(root, row, name, value)
@@ -164,8 +164,8 @@ def test_readers_ignore_the_transaction_index(root: Path, row: int, name: str, v
     committed = read("kafka_log", root, isolationLevel="read_committed")["offset"].to_pylist()
     assert committed == [0, 1, 7, 10, 11]
     (plan,) = archive_plans(str(root), EVERY_TOPIC, [])
-    asked = Queries(np.array([-1]), np.array([True]))
-    assert lookup(changed(plan, read_committed=True), asked).answers["answer_offset"].to_pylist() == [12]  # the end
+    queries = Queries(np.array([-1]), np.array([True]))
+    assert lookup(changed(plan, read_committed=True), queries).answers["answer_offset"].to_pylist() == [12]  # the end
 
 
 def test_index_entry_may_begin_before_the_retained_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
