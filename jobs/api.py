@@ -60,11 +60,12 @@ def compact() -> CompactReport:
 
     **Due partitions.** A partition is due if it has a dirty record older than `max.compaction.lag.ms`; or if dirty
     bytes / (clean + dirty bytes) is above `min.cleanable.dirty.ratio` and there are at least `min.dirty.bytes` dirty
-    bytes; or with `--force`. New settings alone make nothing due. The report counts other partitions as `not due`, and
-    the exit code is still 0. Lines that begin with `not due:` name the [rule](/reference/json.md#held_back), the
+    bytes; or with `--force`. New settings alone make no partition due. The report counts other partitions as `not due`,
+    and the exit code is still 0. Lines that begin with `not due:` name the [rule](/reference/json.md#held_back), the
     segment and offset where it applies, and since when: for each rule the partition that it has held back longest, with
-    `--all` and `--json` every partition. If only retention applies, the run reads the segment at the end of the last
-    generation when its archived file has another size or time than before. This checks that the log is the same.
+    `--all` and `--json` every partition. If only retention applies, a run may still read one segment: the one at the
+    end of the last generation. The run reads this segment if its archived file has another size or time than before, to
+    verify that the log is the same.
 
     **Next runs** start where the last one ended: they read the last generation from the store, and from the archive
     only newer records. Segments that have left the archive are not needed if the store holds them. Each run reports
@@ -73,24 +74,25 @@ def compact() -> CompactReport:
     **Tombstones take two passes.** The first pass gives them a delete horizon, `delete.retention.ms` ahead. A pass
     after the horizon drops them.
 
-    **Uncleanable partitions** (exit code 3) keep their generation, and other partitions are processed. A partition is
-    `uncleanable` if files are damaged, `diverged` if another log has its name (topic recreated, archive rolled back or
-    converted, another cluster, a checkpoint above the log end), and in state `gap` if a segment is missing, empty or
-    cut short: between two segments, between store and archive, or where an index or a snapshot shows that there was
-    more. A hole that a cleaner made is [not a gap](/../udfs/compact/COMPACTION.md#holes). The report and the table
-    `cleaner_state` give path, position, expected and found. See [A partition is uncleanable](/how-to/uncleanable.md).
+    **Uncleanable partitions** (exit code 3) keep their generation, and other partitions are processed. The state is
+    `uncleanable` if files are damaged. The state is `diverged` if another log has the partition's name: topic
+    recreated, archive rolled back or converted, another cluster, a checkpoint above the log end. The state is `gap` if
+    a segment is missing, empty or cut short: between two segments, between store and archive, or where an index or a
+    snapshot shows that there was more. A hole that a cleaner made is [not a gap](/../udfs/compact/COMPACTION.md#holes).
+    The report and the table `cleaner_state` give path, position, expected and found. See [A partition is
+    uncleanable](/how-to/uncleanable.md).
 
-    **Other rules.** `compaction.strategy` keeps the record of each key with the highest timestamp, or with the highest
-    version in a header, in place of the last one ([version-based
+    **Other rules.** `compaction.strategy` selects the record of each key that is kept in place of the last one: the
+    record with the highest timestamp, or with the highest version in a header ([version-based
     compaction](/../udfs/compact/COMPACTION.md#version-based-compaction)). With `compaction.schedule = "yield"` a run
     cleans new records and rewrites older segments only if at least `compaction.min.yield` of their records are dead
     ([yields](/../udfs/yields/YIELDS.md)); `--dry-run` shows the schedule.
 
-    **Signals.** The first Ctrl-C or SIGTERM stops the work, commits the partitions that are finished, and removes what
-    the run wrote for the others (exit code 130 or 143; with `--json` the report has `error`). With Spark this takes
-    some four seconds. A second signal ends the run at once: commits stay, and vacuum removes the rest after its grace
-    period. Signals within a quarter of a second count as one. Send SIGTERM to the command alone (`timeout
-    --foreground`, systemd's `KillMode=mixed`): the JVM of a process group that gets it ends at once.
+    **Signals.** The first Ctrl-C or SIGTERM stops the work and commits the partitions that are finished. Files that the
+    run wrote for other partitions are removed. The exit code is 130 or 143; with `--json` the report has `error`. With
+    Spark this takes some four seconds. A second signal ends the run at once: commits stay, and vacuum removes the rest
+    after its grace period. Signals within a quarter of a second count as one. Send SIGTERM to the command alone
+    (`timeout --foreground`, systemd's `KillMode=mixed`): the JVM of a process group that gets it ends at once.
 
     **Limited time.** With `--max-runtime` a run takes the partitions first that were cleaned, or attempted, longest
     ago, so that over several runs each is processed. When the time is over, the run stops as at a first signal: up to
@@ -99,13 +101,13 @@ def compact() -> CompactReport:
     being processed: their work is lost, and they go to the end of the queue. A partition that needs more than the whole
     time is never finished: give it more, or a run of its own with `--topics`.
 
-    **Limited throughput.** With the setting `max.bytes.per.second` (`--set max.bytes.per.second=N` for one run) each
-    task pauses after a read or write for as long as that should have taken. Threads share the limit. On Spark each task
-    gets the limit divided by the tasks that can run at once, so a run with fewer tasks stays below it. The limit covers
-    logs, their indexes and everything that is made from them; not listings, state tables, and what Spark moves by
-    itself (key hashes of large partitions, `lookup --at`, the queries of an audit). In Google's store 8 MB more count
-    for each log that is read backwards, because its library fetches that much in vain. `verify`, `reindex`, `convert`,
-    `inspect`, `report`, `erase`, `lookup --store`, audits and `restore` keep to the same setting.
+    **Limited throughput.** The setting `max.bytes.per.second` is the limit (`--set max.bytes.per.second=N` for one
+    run). Each task pauses after a read or write for as long as that should have taken. Threads share the limit. On
+    Spark each task gets the limit divided by the tasks that can run at once, so a run with fewer tasks stays below it.
+    The limit covers logs, their indexes and all data that is made from them; not listings, state tables, and what Spark
+    moves by itself (key hashes of large partitions, `lookup --at`, the queries of an audit). In Google's store 8 MB
+    more count for each log that is read backwards, because its library fetches that much in vain. `verify`, `reindex`,
+    `convert`, `inspect`, `report`, `erase`, `lookup --store`, audits and `restore` keep to the same setting.
 
     **Concurrent runs.** A run holds a [lease](/../jobs/store/STORE.md#several-runs-at-once) in the store, which names
     its partitions, host and process id. A second run on one of these partitions ends with exit code 4 before it reads a
@@ -119,19 +121,19 @@ def compact() -> CompactReport:
 def verify() -> VerifyReport:
     """Check ARCHIVE, or a generation of STORE, and list every problem.
 
-    Every byte is read, with code that shares nothing with `compact`. Problems are in the report, with exit code 3.
+    Every byte is read, by code that is separate from that of `compact`. Problems are in the report, with exit code 3.
     Raises a JobError if the job stops.
 
     To check a part in each run, give each run its topics (`--topics`, `--exclude`).
 
     Lines that begin with `not checked:` name comparisons that `verify` could not make. They need no action if the
     reason is in order: `vacuum` took the previous generation, the archive is gone, or its broker cleaned it or deleted
-    its beginning. If the other side is damaged, cannot be read, or lacks files that nothing deleted, that is a problem
-    (exit code 3). An archive that `--archive` names must exist. A restored log directory is an archive too.
+    its beginning. If the other side is damaged, cannot be read, or lacks files whose deletion is not recorded, that is
+    a problem (exit code 3). An archive that `--archive` names must exist. A restored log directory is an archive too.
 
     Lines that begin with `held back:` name the oldest transaction of an archived partition that is open from below the
-    active segment on, with its producer and since when: nothing from there on is cleaned before a marker ends it. They
-    are no problems (`held_back` in JSON).
+    active segment on. Such a line has the transaction's producer and the time of its beginning. No record from its
+    first offset on is cleaned before a marker ends the transaction. These lines are no problems (`held_back` in JSON).
 
     No checksum covers leader epochs. A difference between the batches and the `leader-epoch-checkpoint` of a partition
     is a note: a log that was restored into another cluster has one. It is a problem of a generation if the archive's
@@ -185,17 +187,17 @@ def convert() -> ConvertReport:
     the way to v2 is such a problem.
 
     A run that was killed, or found no space, continues when you give the same command again: it keeps each segment that
-    is complete. Until the end the output holds `convert.part`, and an incomplete partition is in a folder
-    `TOPIC-N.part`, which no job takes for a log and a broker does not start on. In a bucket it is an object
-    `TOPIC-N.part` beside the folder. If the archive or the settings have changed since, the command fails (exit code
-    2): remove the output, or choose another.
+    is complete. Until the end the output holds `convert.part`. An incomplete partition is in a folder `TOPIC-N.part`:
+    no job takes this folder for a log, and a broker does not start on it. In a bucket it is an object `TOPIC-N.part`
+    beside the folder. If the archive or the settings have changed since, the command fails (exit code 2): remove the
+    output, or choose another.
 
-    A store identifies its archive by sizes of files and by the checksum of the last batch, so it does not continue with
-    a converted copy. In another place, the copy is another archive (exit code 2). In the archive's place, its
-    partitions are `diverged` (exit code 3), also with `--force`: nothing is cleaned, and the generations stay. The
-    exception is a generation that uses no file of the archive, if the last batch before its end did not change, such as
-    a transaction's marker: it continues, and the copy holds the same records. So keep the archive, or begin a new
-    store, or `--reset`.
+    A store identifies its archive by sizes of files and by the checksum of the last batch. So the store does not
+    continue with a converted copy. In another place, the copy is another archive (exit code 2). In the archive's place,
+    its partitions are `diverged` (exit code 3), also with `--force`: they are not cleaned, and the generations stay.
+    The exception is a generation that uses no file of the archive. Such a generation continues if the last batch before
+    its end did not change, as a transaction's marker does not: the copy holds the same records. So keep the archive, or
+    begin a new store, or `--reset`.
     """
     raise NotImplementedError
 
@@ -211,8 +213,8 @@ def merge() -> MergeReport:
     damaged copies](/how-to/merge.md) has the steps.
 
     **Lineage.** Leader epochs decide between different batches at the same offsets, as when a follower truncates its
-    log (KIP-101, KIP-279; `OffsetsForLeaderEpoch`): the copy with the highest last epoch leads, and of every other copy
-    the batches count up to the offset where its epochs part from the leader's. Epochs come from the batches and from
+    log (KIP-101, KIP-279; `OffsetsForLeaderEpoch`): the copy with the highest last epoch leads. Batches of every other
+    copy count up to the offset where its epochs diverge from the leader's. Epochs come from the batches and from
     `leader-epoch-checkpoint`; a checkpoint that contradicts the batches beside it is not used, with a note. Batches of
     the leader's own last epoch count in every copy, because one broker wrote them all. Batches that lost, such as those
     of an unclean leader, are listed with their offsets: `export` writes them from that copy. Batches of magic 0 and 1
@@ -227,9 +229,10 @@ def merge() -> MergeReport:
     last value. But if a cleaner has removed a tombstone there, older values of its key in other ranges show again.
     Data of an aborted transaction whose marker is lost is a problem (exit code 3).
 
-    **Contradictions.** The partition is a problem (exit code 3) and is not written, and the others are, if copies have
-    different topic ids, or leader epochs without any common offset, or different batches of one leader epoch of which a
-    cleaner cannot have made one from the other. The message names both copies.
+    **Contradictions.** A partition is a problem (exit code 3) and is not written if its copies contradict each other;
+    other partitions are written. Copies contradict each other if they have different topic ids, or leader epochs
+    without any common offset. Different batches of one leader epoch also do, if a cleaner cannot have made one of them
+    from the other. The message names both copies.
 
     **Missing offsets.** A copy that cannot be read is reported; it is no problem where others cover it. Offsets that no
     copy has stay a gap and are a problem (exit code 3); the rest is written.
@@ -237,8 +240,8 @@ def merge() -> MergeReport:
     **Output.** Indexes, transaction indexes, producer snapshots and the epochs checkpoint are built from the result,
     and every written byte is read back. Segments end where those of the preferred copy end. `partition.metadata` keeps
     the topic id. The cleaner checkpoint is the lowest of the copies that were used. A folder that a running broker
-    holds is refused (exit code 4), and so is one folder given twice, also by a link (exit code 2). A run that fails
-    removes what it wrote.
+    holds is refused (exit code 4). A folder that is given twice, also by a link, is refused too (exit code 2). A run
+    that fails removes what it wrote.
     """
     raise NotImplementedError
 
@@ -262,16 +265,16 @@ def export() -> ExportReport:
     export that was killed leaves `"state": "unfinished"` in its file: the same command removes what is there and begins
     again. Any other folder that is not empty is refused (exit code 2).
 
-    **The last record of each key.** With `--latest`, which needs Spark (`--engine threads` fails), each topic has a
-    Delta table with a row for each key of each partition: `partition`, `offset`, `timestamp`, `key`, `value`. A run
-    reads from an archive, or a store, what came after the last run, up to the first open transaction, and merges it:
-    newer records replace rows, tombstones delete them. Records without a key are left out, and counted in a note. After
-    each run the table has the state that a consumer of the whole log, from its first record ever, would have.
+    **The last record of each key.** `--latest` needs Spark (`--engine threads` fails). Each topic then has a Delta
+    table with a row for each key of each partition: `partition`, `offset`, `timestamp`, `key`, `value`. A run reads
+    from an archive, or a store, what came after the last run, up to the first open transaction, and merges it: newer
+    records replace rows, tombstones delete them. Records without a key are left out, and counted in a note. After each
+    run the table has the state that a consumer of the whole log, from its first record ever, would have.
 
-    The offsets that a table has reached are in the same Delta commit as its rows (in its user metadata), so a killed
-    run has done both or nothing; run it again. Of two concurrent runs one fails. OPTIMIZE and VACUUM may work on the
-    table; if another program changed rows, the topic is left alone and named. A partition that cannot continue keeps
-    its rows, and the reason is named (exit code 3):
+    The offsets that a table has reached are in the same Delta commit as its rows (in its user metadata). So a killed
+    run has committed both or neither; run it again. Of two concurrent runs one fails. OPTIMIZE and VACUUM may work on
+    the table; if another program changed rows, the topic is left alone and named. A partition that cannot continue
+    keeps its rows, and the reason is named (exit code 3):
 
     - damage, a gap: stops before the segment with the damage, or at the transaction that is open there, until the file
       is complete again;
@@ -282,15 +285,16 @@ def export() -> ExportReport:
       commit, and reports it.
 
     In an archive without `partition.metadata`, a recreated topic is noticed only while its log is shorter. As for any
-    consumer, a tombstone that a broker's cleaner dropped before a run read it deletes nothing: run more often than
+    consumer, a tombstone that a broker's cleaner dropped before a run read it deletes no row: run more often than
     `delete.retention.ms`. A note names partitions that were cleaned beyond the table's offset. With `--key-decoder`
     only types that distinguish all keys are allowed.
 
     With `--store` the table follows the current generations, or the one that `--generation` names, and needs no archive
-    of what compactions have read. Compactions between two runs change nothing: superseded records have successors. If
-    one dropped tombstones that the table may not have seen, the run also reads the keys of the whole generation, and
-    deletes rows whose keys are no longer in it. If retention may have taken them (the row is below the log start, or
-    `retention.exact` is on), the partition stops and is named; `--set gaps=accept` continues, and leaves those rows.
+    of what compactions have read. Compactions between two runs do not change the table: superseded records have
+    successors. If a compaction dropped tombstones that the table may not have seen, the run also reads the keys of the
+    whole generation. Such a run deletes rows whose keys are no longer in the generation. If retention may have taken
+    these keys (the row is below the log start, or `retention.exact` is on), the partition stops and is named; `--set
+    gaps=accept` continues, and leaves those rows.
     """
     raise NotImplementedError
 
@@ -304,15 +308,15 @@ def replay() -> ReplayReport:
     where tasks run.
 
     Each partition has a transactional producer (`acks=all`). It commits a transaction every 20,000 records. The same
-    transaction commits the next offset in the source, as the group's offset for the target's topic and that partition
-    (`kafka-consumer-groups --describe --group` shows it). A killed run continues there; its last transaction is
+    transaction commits the next offset in the source, as the group's offset for the target's topic and that partition.
+    `kafka-consumer-groups --describe --group` shows this offset. A killed run continues there; its last transaction is
     aborted, so consumers with `read_committed` see each record once. Consumers that read uncommitted data see those
     records too. The cluster forgets a group's offsets after `offsets.retention.minutes` (seven days); a run that finds
     none, and records in the partition, refuses to begin (exit code 3) without `--append`.
 
     Damage ends its partition: what precedes it is written, the place is named (exit code 3), and after a repair the
-    same command continues. If damage hides where transactions end, nothing of the partition is written. Topics must
-    exist, with at least as many partitions, and with `message.timestamp.type` = `CreateTime`: otherwise nothing is
+    same command continues. If damage hides where transactions end, no record of the partition is written. Topics must
+    exist, with at least as many partitions, and with `message.timestamp.type` = `CreateTime`: otherwise no record is
     written (exit code 2). Their retention counts by the records' own timestamps: give old records a long `retention.ms`
     first. Offsets are new. Records without a timestamp (of magic 0), or with 0, get the time of the run; a note counts
     them.
@@ -324,8 +328,9 @@ def replay() -> ReplayReport:
 def policies() -> PoliciesReport:
     """Write the policies of a cluster's topics as settings for --config.
 
-    Each topic gets a table with its cleanup policy and everything else that differs from Lastkey's defaults. The source
-    is FILEs, or with `--bootstrap-server` the cluster itself; the same state gives the same tables from each source.
+    Each topic gets a table with its cleanup policy and each other setting that differs from Lastkey's defaults. The
+    source is FILEs, or with `--bootstrap-server` the cluster itself; the same state gives the same tables from each
+    source.
 
     FILEs are recognised by their content, those of `__cluster_metadata` by their names:
 
@@ -343,25 +348,25 @@ def policies() -> PoliciesReport:
     brokers, then static ones, then Kafka's defaults; `log.retention.ms` before `log.retention.minutes` before
     `log.retention.hours`. Brokers that disagree on such a value are an error that names them: set it for the topic, or
     name other topics. Of a live cluster every broker is asked, and a note names those with replicas that do not run. A
-    note tells if no source shows the static settings. Settings without effect here are named: those of topics beside
+    note is added if no source shows the static settings. Settings without effect here are named: those of topics beside
     their table, dynamic ones of brokers in a note; static ones are not listed. `retention.ms` and `retention.bytes` of
     a topic whose policy has no `delete` are left out. A topic with an empty policy
     ([KIP-1161](https://cwiki.apache.org/confluence/display/KAFKA/KIP-1161)) gets `"delete"` without limits, which keeps
-    everything.
+    all records.
 
     There is no `[defaults]`: a topic that the file does not name, because it was deleted or is newer, stays as it is in
     the archive.
 
-    **Damage.** The command ends with exit code 2 and writes nothing for a wrong checksum, a snapshot without its end, a
-    missing segment or offset, an incomplete batch at the end, or a record of a newer Kafka. Record types that Kafka 4.4
-    does not have are counted in a note. The log of a node may end with records that its quorum takes back later; take a
-    snapshot if that matters.
+    **Damage.** The command ends with exit code 2 and writes no settings if its input is damaged: a wrong checksum, a
+    snapshot without its end, a missing segment or offset, or an incomplete batch at the end. The same applies to a
+    record of a newer Kafka. Record types that Kafka 4.4 does not have are counted in a note. The log of a node may end
+    with records that its quorum takes back later; take a snapshot if that matters.
 
     **Changes since then.** The table `[made]` names the moment of the file: the offset in `__cluster_metadata`, and the
-    time of the last record, of the question to the cluster, or of a described file. `compact` looks into the
-    `__cluster_metadata` of its archive, if it has one, and notes changes of topics or settings after that offset, or
-    without an offset after that time. It reads the log from there on, 12 MB for a day of a quiet cluster. Changes in
-    the brokers' own files are not in it.
+    time of the last record, of the question to the cluster, or of a described file. If the archive of `compact` has a
+    `__cluster_metadata`, `compact` notes changes of topics or settings after that offset. Without an offset, it notes
+    changes after that time. `compact` reads the log from there on, 12 MB for a day of a quiet cluster. Changes in the
+    brokers' own files are not in it.
 
     **Connections.** `--command-config`, here and for `replay`, takes `security.protocol`, SASL's PLAIN and SCRAM by
     `sasl.mechanism` and `sasl.jaas.config`, and TLS: trust in PEM, keys in PEM or PKCS12,
@@ -417,10 +422,10 @@ def lookup() -> JobReport:
 
     A time is milliseconds since 1970, ISO 8601 (UTC if it names no zone), earliest, latest or max-timestamp.
 
-    A search by offset skips the hole that the offset lies in, a search by time all holes before its answer. If one of
-    them is a [gap](/../udfs/compact/COMPACTION.md#holes), the missing segment may have held the answer. An offset
-    out of range returns the valid range. `--time` alone searches every partition. Missing or wrong indexes make a
-    search slower, never wrong, because what is used of them is checked against the log.
+    A search by offset skips the hole that contains the offset; a search by time skips all holes before its answer. If
+    one of them is a [gap](/../udfs/compact/COMPACTION.md#holes), the missing segment may have held the answer. An
+    offset out of range returns the valid range. `--time` alone searches every partition. Missing or wrong indexes make
+    a search slower, never wrong, because what is used of them is checked against the log.
     [Lookup](/../udfs/lookup/LOOKUP.md) explains the search, its cost, and both kinds of time index.
     """
     raise NotImplementedError
@@ -433,21 +438,22 @@ def report() -> JobReport:
     The page is one HTML file without requests, light and dark, for a mail or a ticket. Partitions are read in parallel,
     and only the page is written.
 
-    For each partition the page shows its size, live and dead records and bytes by segment, distinct and hot keys,
-    tombstones by age, records by time and out of order, compression by codec, the dirty ratio, the size after a
-    compaction as `compact --dry-run` gives it, and what `retention.ms` and `retention.bytes` would take of the log (not
-    what `retention.exact` takes beyond that). A topic that no settings name counts as compacted if the archive's
+    For each partition the page shows its size, live and dead records and bytes by segment, and distinct and hot keys.
+    The page also shows tombstones by age, records by time and out of order, compression by codec, and the dirty ratio.
+    Two figures are forecasts. The first one is the size after a compaction, as `compact --dry-run` gives it. The second
+    one is the bytes that `retention.ms` and `retention.bytes` would take of the log, without those that
+    `retention.exact` takes beyond that. A topic that no settings name counts as compacted if the archive's
     `cleaner-offset-checkpoint` names it, or if the store holds a generation of it.
 
     Several archives, such as the log directories of each broker, become one page, `report /b/one/data /b/two/data ...`:
     its sums are of all, and each row, plot and fold names its partition as `one/users-0`, after the part of the path
-    that differs. A topic of `--topics` needs to be in one of them. An archive that is another one, or lies in it, is
-    refused.
+    that differs. A topic of `--topics` needs to be in one of them. An archive that is the same as another one, or is
+    inside it, is refused.
 
     One table has every partition, and each name in it leads to the partition's segments, which fold below their topic.
     A click on the head of a table sorts by this column, by mouse or keyboard; topics and partitions are searched by
     words of their names (`dlq -1`). Both are a short script within the page; its policy names it by hash and allows no
-    other one. Where scripts do not run, as in a mail, the same page folds, and shows everything in one order.
+    other one. Where scripts do not run, as in a mail, the same page folds, and shows all content in one order.
 
     A plot with a bar for each topic, partition or key draws the first twelve different values, most bytes or records
     first; equal values share a bar, `users-0 and 121 more`, and its table has all of them. The twelve largest topics

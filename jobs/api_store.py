@@ -51,50 +51,51 @@ def restore() -> RestoreReport:
     [Restore to a broker](/how-to/restore.md) has the steps. The broker starts without recovery.
 
     `--as-of` goes by the wall clock when each generation was committed, rollbacks included. If `vacuum` has deleted the
-    generation that was current then, or one that may have been, nothing is restored, and the error names those that are
-    left before and after it (exit code 2).
+    generation that was current then, or one that may have been, no partition is restored (exit code 2). The error names
+    the generations that are left before and after it.
 
     Every file is compared with the checksum of what was written, indexes and snapshots too. If one differs, `restore`
     names that file, removes its copies and ends with exit code 3; `compact --force` makes new files beside the logs
     (with `--reset TOPIC` for a missing `.txnindex`). The records of a `.log` that is damaged or missing are lost to
     this generation, so `--force` finds its partition uncleanable: bring the file back, restore an older generation, or
-    start over from what the archive holds with `compact --force --reset TOPIC`. `--force` reads every file where
-    nothing is due; remove a file that was cut short first, and add `--set gaps=accept` where a file of the archive is
-    lost.
+    start over from what the archive holds with `compact --force --reset TOPIC`. `--force` reads every file of a
+    partition that is not due; remove a file that was cut short first, and add `--set gaps=accept` where a file of the
+    archive is lost.
 
     Segments in magic 3, of an archive that `convert` made, become magic 2, with indexes made from the settings; JSON
     counts them in `converted`.
 
     Segments that were never rewritten come from the archive. If one is missing, `restore` fails (exit code 3) before it
     writes anything. It copies files and never links them, because a broker appends to them. The report lists what the
-    archive holds beyond the end of the restored partitions. A restore that fails, or is interrupted, removes the files
-    and folders that it made, and nothing else; the error names what is left.
+    archive holds beyond the end of the restored partitions. A restore that fails, or is interrupted, removes only the
+    files and folders that it made; the error names what is left.
 
     **The end of a log.** The log end and the offset of the last record that a consumer gets may differ: a marker, a
-    batch that lost its records, or records that a cleaner took lie between. A consumer that waits for the record at log
-    end - 1 waits forever, as on the original cluster. The text shows the column `last record` where it differs.
+    batch that lost its records, or records that a cleaner took are between them. A consumer that waits for the record
+    at log end - 1 waits forever, as on the original cluster. The text shows the column `last record` where it differs.
 
-    **Topic ids.** A KRaft broker renames a folder to `<partition>.<id>-stray`, keeps its files, and begins an empty
-    log, if its cluster has no topic with the id in `partition.metadata`, or the file is missing (logs older than 2.8
-    have none). `--topic-ids FILE` writes the ids of the cluster: FILE is the text of `kafka-topics.sh --describe`, or
-    has lines `topic=id`. Notes name the partitions that a broker will treat as stray: those without an id (`topic_id`
-    null in JSON), those of topics that FILE does not name (`topic_id_is_given` false), and those that the cluster's
-    topic does not have (`is_beyond_topic`). Another note names partitions of `__transaction_state` with a segment that
-    ends in a batch without records (`ends_in_empty_batch`): brokers before 3.9.2 and 4.0 load these forever.
+    **Topic ids.** A KRaft broker treats a folder as stray if its cluster has no topic with the id in
+    `partition.metadata`. The same applies if this file is missing (logs older than 2.8 have none). The broker renames
+    the folder to `<partition>.<id>-stray`, keeps its files, and begins an empty log. `--topic-ids FILE` writes the ids
+    of the cluster: FILE is the text of `kafka-topics.sh --describe`, or has lines `topic=id`. Notes name the partitions
+    that a broker will treat as stray. They have no id (`topic_id` null in JSON), FILE does not name their topic
+    (`topic_id_is_given` false), or the cluster's topic does not have them (`is_beyond_topic`). Another note names
+    partitions of `__transaction_state` with a segment that ends in a batch without records (`ends_in_empty_batch`):
+    brokers before 3.9.2 and 4.0 load these forever.
 
     **Missing partitions.** A partition that the archive has, and of which the store has no generation, is a problem
     (`no_generation`, exit code 3); all others are restored. It was never due, it is uncleanable, or it is newer than
-    the last run. If the archive cannot be read, the states of the last runs tell which partitions it had. A topic that
+    the last run. If the archive cannot be read, the states of the last runs show which partitions it had. A topic that
     no run was asked to compact is no part of the store: the report lists its partitions with what else the archive
     holds. Empty partitions are part of the store from the first run on, with their log start and log end.
 
     **Cleaning by the broker.** After runs [by yield](/../udfs/yields/YIELDS.md) a segment may hold records that later
     segments have superseded. So the cleaner checkpoint that `restore` writes may be below what the runs have cleaned. A
-    broker counts everything from there on as dirty; once its dirty ratio is reached, it reads that part for its map of
+    broker counts all records from there on as dirty; once its dirty ratio is reached, it reads that part for its map of
     keys and copies the log again. The report names these partitions and bytes. With `--full-clean`, their topics are
     first compacted as by `compact --force`, and the new generation is restored: on Spark unless the settings name
     another engine. The archive must be where `compact` finds it: `--archive` with another place fails (exit code 2). If
-    a partition cannot be cleaned, nothing is restored (exit code 3).
+    a partition cannot be cleaned, no partition is restored (exit code 3).
     """
     raise NotImplementedError
 
@@ -103,34 +104,35 @@ def restore() -> RestoreReport:
 def archive_needed() -> ArchiveNeededReport:
     """Show which segments of ARCHIVE are still needed beside STORE, and why; the others may be deleted.
 
-    Nothing is written. Everything from the first needed segment of a partition on is needed, so what may be deleted is
-    always the beginning of a log, and the rest has no new hole. A segment is not needed only if all of this holds:
+    The command only reads. All segments from the first needed segment of a partition on are needed. So the segments
+    that may be deleted are always the beginning of a log, and the rest has no new hole. A segment is not needed only if
+    all of this holds:
 
     - a run has read it from its first byte to its last, and size and checksum are still what that run saw;
     - the store's own generation is complete: every file is there, and each `.log` has its checksum;
-    - neither the next run nor a run after a rollback to a generation that the store still has would open it, and no
-      such generation uses the file;
+    - the next run would not open it, and neither would a run after a rollback to a generation that the store still has;
+      no such generation uses the file;
     - it is below each gap that a generation passed over;
     - it is not the last segment: the log continues there, and later runs recognise the log by it.
 
-    A whole partition is needed if it is uncleanable, if the store has no generation of it, if its folder holds an entry
-    that no job reads, or while a broker holds it. While a run works on it, or if something cannot be read, it is not
-    judged: all of it is needed, and the exit code is 3. So exit code 0 means that each partition has an answer. A store
-    that an older version made does not know what its runs have read: it needs all of the archive until a partition
-    starts over (`--reset`).
+    A whole partition is needed if it is uncleanable, or if the store has no generation of it. The whole partition is
+    also needed if its folder holds an entry that no job reads, or while a broker holds it. While a run works on it, or
+    if something cannot be read, it is not judged: all of it is needed, and the exit code is 3. So exit code 0 means
+    that each partition has an answer. A store that an older version made does not know what its runs have read: it
+    needs all of the archive until a partition starts over (`--reset`).
 
-    The command reads what may be deleted and, where there is something, the partition's generation, once. Until
+    The command reads the segments that may be deleted and, where there are any, the partition's generation, once. Until
     `vacuum` takes older generations, a rollback could return to them; so with a grace of a week the archive keeps a
     week.
 
     The report ends with one answer for the whole archive, the same that `compact` ends with. "The archive is no longer
-    needed" appears only if the last run of each partition was `--sealed` and read its last segment whole, the store
-    replaces every segment, each was compared, and the archive holds nothing else that may be a log: no topic that
-    `--topics` left out, no unreadable folder, and no entry that no job reads. Such an entry is every file and folder
-    except partitions, the checkpoints beside them, `meta.properties`, `.lock`, `.kafka_cleanshutdown`, unfinished
-    checkpoints (`.tmp`) and the cache of remote indexes. `__cluster_metadata-0`, a `.tar` file or a folder marked
-    `-stray` keep the archive; JSON lists their paths under `entries`. `compact` reports on the files that its run read,
-    and refers to this command for the others.
+    needed" appears only if the last run of each partition was `--sealed` and read its last segment whole. The store
+    must also replace every segment, and each must have been compared. The archive must hold no other data that may be a
+    log: no topic that `--topics` left out, no unreadable folder, and no entry that no job reads. Every file and folder
+    is such an entry, with these exceptions: partitions, the checkpoints beside them, `meta.properties`, `.lock`,
+    `.kafka_cleanshutdown`, unfinished checkpoints (`.tmp`) and the cache of remote indexes. `__cluster_metadata-0`, a
+    `.tar` file or a folder marked `-stray` keep the archive; JSON lists their paths under `entries`. `compact` reports
+    on the files that its run read, and refers to this command for the others.
 
     See [Which archive segments can I delete](/how-to/delete-archive.md).
     """
@@ -148,8 +150,8 @@ def runs() -> RunsReport:
     A run is listed with the partitions whose current generation derives from it: for 30 days, or 10 generations of a
     partition if that is more. The newest 1,000 runs are listed in any case, and every erasure. Not listed: dry runs,
     runs that failed for a wrong option, setting or path (exit code 2), and runs below a path that held no store yet.
-    `--topics` lists only runs that committed one of these topics. A run that cannot write its row, because the store
-    does not answer within 5 s or cannot be written, ends as it would have ended, with a note.
+    `--topics` lists only runs that committed one of these topics. A run cannot write its row if the store does not
+    answer within 5 s or cannot be written. Such a run ends as it would have ended, with a note.
     """
     raise NotImplementedError
 
@@ -177,7 +179,7 @@ def rebuild_state() -> RebuildReport:
     First end all runs on the store: their leases are lost with the tables.
 
     The highest generation of each partition whose folder has a file `committed` becomes the current one, and the lower
-    ones its history. `rebuild-state` does not guess. It lists a partition with its candidates, and writes nothing until
+    ones its history. `rebuild-state` does not guess. It lists a partition with its candidates, and writes no file until
     `--choose` names the run that counts, if
 
     - a folder above it has a manifest and no file `committed`: a run died before its commit, or just after it;
@@ -205,9 +207,9 @@ def vacuum() -> VacuumReport:
     files. A generation may be the only copy of records: from before a `--reset`, before a gap that was accepted, or
     after a rollback. So vacuum keeps each one that holds offsets which the current generation, and those that it
     derives from, never read into files of the store. It lists them with these offsets (`kept:`) until a later run has
-    read them, or `--give-up` names the topic. If a manifest that vacuum needs cannot be read, it deletes nothing of
+    read them, or `--give-up` names the topic. If a manifest that vacuum needs cannot be read, it deletes no file of
     that partition. Without `--topics`, `--topics-from` and `--exclude`, vacuum also runs Delta's own VACUUM over the
-    state tables, which keeps files younger than 7 days whatever the grace period. [The
+    state tables. Delta's VACUUM keeps files younger than 7 days whatever the grace period. [The
     store](/../jobs/store/STORE.md#generations-and-vacuum) has every rule.
     """
     raise NotImplementedError
@@ -282,10 +284,10 @@ def audit_mirror() -> AuditReport:
 def audit_failover() -> AuditReport:
     """Find the offsets of B at which a group that read A loses nothing.
 
-    For each partition: the offset of B at which the group continues, the records that it then reads again, in records
-    and milliseconds, and the records that are lost because the mirror has no copy of them (exit code 3). A and B are
-    named as for `audit mirror`. The table `audit_pairs` has a row for each partition, and for each lost record
-    ([Failing over](/reference/audits.md#failing-over)).
+    For each partition the report has the offset of B at which the group continues. It measures how much the group then
+    reads again, in records and milliseconds. It also has the records that are lost because the mirror has no copy of
+    them (exit code 3). A and B are named as for `audit mirror`. The table `audit_pairs` has a row for each partition,
+    and for each lost record ([Failing over](/reference/audits.md#failing-over)).
 
     If B holds topics of MirrorMaker 2, `*.checkpoints.internal`, `mirror_maker` compares its last checkpoint of the
     group with each answer: `confirms`; `skips`, with the number of offsets of B from the answer on that a consumer

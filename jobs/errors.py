@@ -11,7 +11,7 @@ from typing import ClassVar, Final, Generic, TypeVar
 from lastkey.jobs.installation import SETTINGS
 
 # The exit codes of every job. Others script against them.
-DONE = 0  # done, or nothing due
+DONE = 0  # done, or no partition due
 UNEXPECTED = 1  # a defect of ours, outside of any partition: a traceback follows
 USAGE = 2  # a wrong option, setting or path
 PROBLEMS = 3  # uncleanable partitions, or problems found by verify or restore

@@ -10,8 +10,8 @@
     register_avro(spark, "order", schema)    # kafka_avro gives JSON text; this gives a struct of the schema's type
 
 All are Arrow UDFs over udfs/decode. They also work through Spark Connect if the server's Python finds this project and
-its packages. A malformed value becomes null, and kafka_problem says why; with errors="fail" the query fails instead.
-The functions are temporary and belong to the session. udfs/decode/DECODING.md lists them.
+its packages. A malformed value becomes null, and kafka_problem returns the reason; with errors="fail" the query fails
+instead. The functions are temporary and belong to the session. udfs/decode/DECODING.md lists them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def functions(errors: Errors = "null") -> dict[str, Any]:
 def last_per_key(records: DataFrame) -> DataFrame:
     """Select the last record of each key of each partition, tombstones too, of `kafka_log` or of Spark's Kafka source.
 
-    Records without key are left out, and so are control records if a column tells them. A Spark window over (topic,
+    Records without key are left out, and so are control records if a column marks them. A Spark window over (topic,
     partition, key) finds the last ones: any number of keys. Read a log with transactions with isolationLevel
     read_committed: otherwise the last record may be an aborted one.
     """
@@ -132,12 +132,12 @@ def _avro(errors: Errors) -> Callable[[pa.Array, pa.Array], pa.Array]:
 
 
 def kafka_problem(values: pa.Array, names: pa.Array) -> pa.Array:
-    """Say what is wrong with values for the decoder in `names`, which has to be the same in all rows."""
+    """Return the problems of values for the decoder in `names`, which has to be the same in all rows."""
     return find_problems(values, _constant(names, "the decoder's name"))
 
 
 def kafka_avro_problem(values: pa.Array, schemas: pa.Array) -> pa.Array:
-    """Say what is wrong with values that should be Avro of these schemas."""
+    """Return the problems of values that should be Avro of these schemas."""
     return avro_json(values, schemas)[1]
 
 

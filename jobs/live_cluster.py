@@ -1,7 +1,7 @@
 """The client of live clusters, confluent-kafka, and its settings: an optional package, the extra `cluster`.
 
 The file of --command-config is the one that Kafka's own tools take. A setting that the client does not support is an
-error and never ignored, because a connection must not be less safe than the file demands.
+error and never ignored. A connection must not be less safe than the file demands.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def client_settings(bootstrap: str, path: str | None) -> dict[str, str]:
 
 
 def _login(text: str, path: str | None) -> dict[str, str]:
-    """Return user and password of a sasl.jaas.config for PLAIN or SCRAM. Nothing of its text is shown: it is secret."""
+    """Return user and password of a sasl.jaas.config for PLAIN or SCRAM. No part of its text is shown: it is secret."""
     found = _JAAS.fullmatch(text.strip())
     options = {} if found is None else {m["name"]: _option(m) for m in _OPTION.finditer(found["options"])}
     if not {"username", "password"} <= set(options):

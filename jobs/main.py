@@ -13,7 +13,7 @@ def main(program: str = "") -> int:
     """Run a command with Spark's options, which the session gets later. program: its name for the help."""
     _open_streams()
     os.environ.setdefault("RUST_LOG", "error")  # delta-rs would warn of errors that ours report in one line
-    os.environ.setdefault("PYTHONSAFEPATH", "1")  # Spark's workers import nothing from the folder where this runs
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # Spark's workers import no module from the folder where this runs
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would wait for algebra, and burn 0.05 s
     gc.set_threshold(20_000)  # imports make 300,000 objects that stay: do not look for garbage among them 400 times
     with signals_handled(), at_once():

@@ -7,7 +7,7 @@
     users.profile()                       # its part for one partition
     users.paths                           # for lastkey.open_segment
 
-Opening reads only names, sizes and the small files beside the logs. Everything else is read when you ask for it.
+Opening reads only names, sizes and the small files beside the logs. All other data is read when you ask for it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def open_archive(
     """Open an archive: a broker's log directory, or a folder that holds several. Raise MissingPathError if it does not
     exist.
 
-    config: a settings file, or settings; they say which topics are compacted. now_ms: the clock for ages, lags and
+    config: a settings file, or settings; they define which topics are compacted. now_ms: the clock for ages, lags and
     horizons; default: now.
     """
     uri = normal_uri(check_location("path_or_uri", path_or_uri))
@@ -152,7 +152,7 @@ class OpenedPartition:
         report = profile_archive(options, Silent(), self.archived.partition)
         if report.profiles:
             return ProfiledPartition(report.profiles[0])
-        a = self.archived  # nothing to read, or listing it failed
+        a = self.archived  # no segment to read, or listing it failed
         problem = report.problems[0] if report.problems else None
         return ProfiledPartition(
             PartitionProfile(a.topic, a.partition, is_compacted(self.opened.config, a), 0, problem)

@@ -1,4 +1,4 @@
-"""`pack OUTPUT.tar.gz`: what executors of a cluster need, in one archive that may lie anywhere.
+"""`pack OUTPUT.tar.gz`: what executors of a cluster need, in one archive that may be in any place.
 
 Tasks do not import Delta: a quarter of the bytes that each executor would unpack for each run. `--driver` packs it too,
 for a driver that runs by the pack.

@@ -4,7 +4,7 @@ spark-submit.sh runs it; after `pip install` you can. It compiles the kernels of
 
 Meanwhile it fetches Delta's jars through Spark's resolver, runs `lookup --at` with Python tasks, and writes and reads a
 Delta table. Its JVM stores an archive of the loaded classes beside the environment's packages. A JVM that finds the
-archive unfit (another Java, other jars) runs without it: nothing depends on it but time.
+archive unfit (another Java, other jars) runs without it: only the time depends on it.
 """
 
 from __future__ import annotations

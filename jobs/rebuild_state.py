@@ -3,11 +3,11 @@
   every run's folder -> read its manifest, if it has one; check the files that it names -> for each partition the
   generation that counts, or a question -> history, then one commit of the generations that count
 
-The highest generation that says it was committed counts (jobs.store.manifests). Nothing is guessed: the user is asked
-about a partition if that generation is not whole, if another one of its number was committed too, if none was, or if a
-complete folder above it does not say so, because a run died there just before or after its commit. A generation that
-the user chooses, and that is not alone the highest, comes back as by a rollback: as a new generation above all others.
-The others stay generations; vacuum compares what they hold, as always.
+The highest generation with a file `committed` counts (jobs.store.manifests). The command does not guess. The user is
+asked about a partition if that generation is not whole, if another one of its number was committed too, or none was.
+The user is also asked if a complete folder above it has no such file: a run died there just before or after its commit.
+A generation that the user chooses, and that is not alone the highest, comes back as by a rollback: as a new generation
+above all others. The others stay generations; vacuum compares what they hold, as always.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
             "cannot be read, move the folder state away and run again"
         )
     report = RebuildReport(store.uri, options.dry_run)
-    # A vacuum that began while the tables were there may still run; its lock lies in the same folder
+    # A vacuum that began while the tables were there may still run; its lock is in the same folder
     with state.lock() if exists(store, "state") and not options.dry_run else contextlib.nullcontext():
         candidates = _find_candidates(store, report, progress)
         run_id = uuid.uuid4().hex  # run id of the rollbacks that this run makes

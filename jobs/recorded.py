@@ -103,7 +103,7 @@ def _write(store: str, new: Sequence[JobRow]) -> str:
             state = State(open_root(normal_uri(store)))
             if state.table_exists(CHECKPOINTS) or _holds_only_audits(state):
                 append_job_rows(state, new)
-        except BaseException as error:  # a panic of delta-rs too: no error here says anything about the run
+        except BaseException as error:  # a panic of delta-rs too: an error here is no error of the run
             return str(error).partition("\n")[0] or type(error).__name__
         return ""
 

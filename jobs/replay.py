@@ -1,7 +1,7 @@
 """`replay (ARCHIVE | --store STORE) --bootstrap-server HOST:PORT`: records into topics of a live cluster, each once.
 
 Each partition is a task (udfs.replay). Topics must exist; they are not created. The progress is in the cluster, as the
-offsets of a consumer group, so a run that was killed, or stopped at damage, continues where its last transaction ended.
+offsets of a consumer group. So a run that was killed, or stopped at damage, continues where its last transaction ended.
 """
 
 from __future__ import annotations

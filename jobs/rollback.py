@@ -43,7 +43,7 @@ from lastkey.udfs.storage import Root, absent, normal_uri, open_root
 
 @dataclass(frozen=True)
 class RolledBack:
-    """Partition before and after. lost: first and last offset of each range that nothing reads any more."""
+    """Partition before and after. lost: first and last offset of each range that no job reads any more."""
 
     facts: ClassVar[str] = (
         "topic=after.topic partition=after.partition generation_before=before.generation run_id_before=before.run_id "

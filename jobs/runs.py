@@ -51,7 +51,7 @@ class RunPartition:
 class JobRun:
     """Run of a job: its rows of `cleaner_runs` by topic and partition, and its row about the whole run.
 
-    A run that committed nothing has no rows; one of an older version has no `job_row`.
+    A run without a commit has no rows; one of an older version has no `job_row`.
     """
 
     facts: ClassVar[str] = (
@@ -83,7 +83,7 @@ class JobRun:
 
     @property
     def ended_ms(self) -> int | None:
-        """End of the run; None: it is at work, or no row tells."""
+        """End of the run; None: it is at work, or no row has it."""
         return None if self.at_work or self.job_row is None else self.job_row.ended_ms
 
     @property

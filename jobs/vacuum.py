@@ -277,9 +277,10 @@ def _spared(store: Root, folders: list[RunFolder], now_ms: int, report: VacuumRe
 def _kept(
     state: State, folders: Sequence[RunFolder], young_ms: float, options: VacuumOptions, report: VacuumReport
 ) -> tuple[set[Run], set[str]]:
-    """Return the folders that stay whole: of current generations, of those that were replaced less than the grace ago,
-    of those with offsets that no current one's chain has read, young ones, and such as hold foreign things. Return also
-    the files that all these name, in any folder. The table of checkpoints tells which are current.
+    """Return the folders that stay whole, and the files that they name, in any folder. Folders of current generations
+    stay, and of those that were replaced less than the grace period ago. Folders with offsets that no current
+    generation's chain has read stay too, and so do young folders and folders with foreign entries. The table of
+    checkpoints shows which generations are current.
     """
     current = state.checkpoints()
     decided = {(key, row.generation, row.run_id): row for key, row in current.items()}
@@ -346,8 +347,8 @@ def _never_read(
     current: Mapping[Key, Checkpoint],
     options: VacuumOptions,
 ) -> tuple[dict[Run, Ranges], dict[Key, str]]:
-    """Return the offsets of generations that no current one's chain has read, unless the user gives them up, and
-    partitions with a committed folder whose manifest cannot be read.
+    """Return the offsets of generations that no current generation's chain has read, unless the user gives them up.
+    Return also the partitions with a committed folder whose manifest cannot be read.
     """
     never_read: dict[Run, Ranges] = {}
     unreadable: dict[Key, str] = {}
@@ -412,7 +413,7 @@ def _replaced_lately(committed: Sequence[RunFolder], young_ms: float) -> Iterato
 
 
 def _unused_files(folder: RunFolder, runs: set[Run], paths: set[str]) -> UnusedFiles:
-    """Return the files of a run's folder that nothing needs; None: it stays as it is. An empty folder may go, too."""
+    """Return the unneeded files of a run's folder; None: it stays as it is. An empty folder may be deleted too."""
     has_age = folder.files or folder.made_ms  # in a bucket an empty folder has no age, and is only a name
     if folder.run in runs or not has_age:
         return None
@@ -422,7 +423,7 @@ def _unused_files(folder: RunFolder, runs: set[Run], paths: set[str]) -> UnusedF
 
 def _is_deleted(store: Root, folder: RunFolder) -> bool:
     """Delete a folder as a whole: in a bucket a few requests, in place of three or more for each file. Return whether
-    that was possible; if not, the error of a file says why, unless only the answer was lost.
+    that was possible; if not, the error of a file has the reason, unless only the answer was lost.
     """
     try:
         delete_folder(store, folder.path)

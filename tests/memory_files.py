@@ -1,7 +1,7 @@
 """Keeps the files of tests in memory, if there is enough.
 
-A run makes and deletes files by the hundred thousand, and a disk's file system takes a quarter of the processor seconds
-of the tests that write most: it looks for inodes among the deleted ones. PYTEST_DEBUG_TEMPROOT, pytest's own, names
+A run makes and deletes files by the hundred thousand. A disk's file system takes a quarter of the processor seconds of
+the tests that write most: it looks for inodes among the deleted ones. PYTEST_DEBUG_TEMPROOT, pytest's own, names
 another place.
 """
 

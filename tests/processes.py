@@ -25,7 +25,7 @@ _BESIDE_BYTES = 16 << 30  # memory: each process may hold a session and a broker
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return two processes for whole folders on two cores, and a third one for BESIDE in a run that holds slow tests,
+    """Return two processes for whole folders on two cores. A run that holds slow tests has a third one for BESIDE,
     where there is memory for it: those files leave half a core idle.
 
     A named file runs in this process. `-n 0` and `-n 2` overrule this.

@@ -2,9 +2,9 @@
 
 A running broker holds a POSIX record lock on `<log directory>/.lock`. If that file exists, we take the same lock, so
 that no broker starts in the middle; we never create it. POSIX releases a process's lock as soon as the process closes
-*any* descriptor of the file: nothing may open `.lock` while the lock is held. So an archive is listed before it is
-locked, and afterwards only its partitions' folders again, to which a broker may have written meanwhile.
-An flock on the folder itself, which needs no file, keeps two of our own runs apart.
+*any* descriptor of the file: no code of the process may open `.lock` while the lock is held. So an archive is listed
+before it is locked, and afterwards only its partitions' folders again, to which a broker may have written meanwhile. An
+flock on the folder itself, which needs no file, keeps two of our own runs apart.
 """
 
 from __future__ import annotations

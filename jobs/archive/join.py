@@ -1,9 +1,10 @@
 """One log of a partition's remote segments and of the local log directory beside them.
 
 A broker with tiered storage uploads closed segments as they are, and deletes them locally when their local retention is
-over. So the remote segments hold the beginning of the log, the local ones its end, and some lie in both. The log has
-all remote segments, and the local segments that remote storage lacks. A listed segment therefore stays listed when the
-broker deletes its local copy. If the upload of the last remote segment is incomplete, the local copy replaces it.
+over. So the remote segments hold the beginning of the log, the local ones its end, and some segments are in both. The
+log has all remote segments, and the local segments that remote storage lacks. A listed segment therefore stays listed
+when the broker deletes its local copy. If the upload of the last remote segment is incomplete, the local copy replaces
+it.
 
 A listing opens no log. Topic id, leader epochs, and the base offsets and sizes of shared segments show that both parts
 are one log. Readers of the log report any other difference as an overlap or a gap.

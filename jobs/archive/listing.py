@@ -93,7 +93,7 @@ class ArchivedPartition:
 
     @property
     def traces(self) -> Traces:
-        """Traces that tell a gap from a hole that a cleaner made."""
+        """Traces that distinguish a gap from a hole that a cleaner made."""
         epochs = self.side_files.get(names.LEADER_EPOCH_CHECKPOINT)
         return Traces(
             self.cleaner_checkpoint or 0,
@@ -217,7 +217,7 @@ def list_folder(root: Root, folder: str) -> Archive:
 
 def listed_again(archive: Archive, archived: ArchivedPartition) -> ArchivedPartition:
     """List a partition's folder again, with the checkpoints beside it as listed before. The caller holds Kafka's lock,
-    so nothing here may open `.lock`. A broker may have written to the folder before the lock was taken.
+    so no code here may open `.lock`. A broker may have written to the folder before the lock was taken.
     """
     parent, _, folder = archived.path.rpartition("/")
     parsed = names.parse_partition_folder(folder)
@@ -310,7 +310,7 @@ def _leave_out(archive: Archive, path: str, what: str) -> None:
 
 
 def _holds_cached_indexes(root: Root, path: str) -> bool:
-    """Return whether a folder holds copies of remote segments' indexes and nothing else."""
+    """Return whether a folder holds only copies of remote segments' indexes."""
     try:
         listed, others = _list(root, path)
         odd = no_files(root, path, listed)
@@ -448,7 +448,7 @@ def _read_partition(
 
 def _missing_log(left: ArchivedPartition) -> Problem | None:
     """Return the problem of a folder without a `.log` that held one; None for the folder of a new replica. A broker
-    makes the first `.log`, which says where an empty log begins, before all other files except a
+    makes the first `.log`, whose name has the offset where an empty log begins, before all other files except a
     `leader-epoch-checkpoint` without entries. If it loads the folder, it begins a new log at offset 0.
     """
     if left.high_watermark:

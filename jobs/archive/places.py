@@ -1,9 +1,9 @@
 """Comparison of folders, independent of the spelling of their paths: equality and containment.
 
-An archive is only ever read, so nothing may be written into it, and one store serves one archive. Comparing texts is
+An archive is only ever read, so no file may be written into it, and one store serves one archive. Comparing texts is
 not enough: a link, `..`, file:///, a mount or s3a:// gives one folder several paths. So each folder has addresses:
-- local: from every ancestor that exists, known by device and inode, the names that lead down to the folder (links are
-  resolved, even if the folder itself does not exist yet);
+- local: for every ancestor that exists, its device and inode, and the names from this ancestor to the folder (links are
+  resolved; the folder itself may not exist yet);
 - on Linux also its path within the mounted file system: a folder of the archive may be mounted somewhere else too, as
   in a container, and then none of its ancestors is the archive;
 - elsewhere: scheme (s3a:// is s3://), host or bucket, and the names in the path.
@@ -45,7 +45,7 @@ class Place:
 
 
 def lies_in(inner: str, outer: str) -> bool:
-    """Return whether a path or URI is `outer` or lies below it. Neither has to exist; only local disks are asked."""
+    """Return whether a path or URI is `outer` or is below it. Neither has to exist; only local disks are asked."""
     found = list(_addresses(outer))
     return any(_begins(address, start) for address in _addresses(inner) for start in found)
 
@@ -59,7 +59,7 @@ def is_same(place: str, other: str) -> bool:
 
 
 def check_apart(written: Place, *others: Place) -> None:
-    """Raise UsageError if the place to write to lies in one of the others, or one of them in it."""
+    """Raise UsageError if the place to write to is inside one of the others, or one of them is inside it."""
     for other in others:
         for inner, outer in ((written, other), (other, written)):
             if lies_in(inner.uri, outer.uri):
@@ -67,7 +67,7 @@ def check_apart(written: Place, *others: Place) -> None:
 
 
 def check_outside(written: Place, archive: Archive) -> None:
-    """Raise UsageError if the place to write to lies in a folder of the archive, even through a link or mount."""
+    """Raise UsageError if the place to write to is inside a folder of the archive, even through a link or mount."""
     root = archive.root.place
     if not root.is_local:
         return
@@ -133,7 +133,7 @@ def within_mount(path: str, mounts: str) -> tuple[str, ...]:
     deepest = -1
     parts = PurePosixPath(path).parts
     for device, root, point in _mounts(mounts):
-        if parts[: len(point)] == point and len(point) >= deepest:  # the last mount lies on top
+        if parts[: len(point)] == point and len(point) >= deepest:  # the last mount is on top
             deepest = len(point)
             found = device, *root, *parts[len(point) :]
     return found

@@ -1,11 +1,11 @@
 """`archive-needed ARCHIVE --store STORE`: which segments of the archive may be deleted, and why the others may not.
 
   listing of the archive + store (checkpoints, states, generations that are still there) -> an answer for each partition
-  (jobs.compact.needed) -> every byte of what may go, and of the generation that replaces it, is read and held
-  against its checksum; what differs, and all above it, is needed
+  (jobs.compact.needed) -> every byte of what may go, and of the generation that replaces it, is read and compared with
+  its checksum; what differs, and all above it, is needed
 
-Nothing is written. A concurrent commit only reduces the needed segments, and the answer covers every generation that a
-rollback can select.
+The command only reads. A concurrent commit only reduces the needed segments, and the answer covers every generation
+that a rollback can select.
 """
 
 from __future__ import annotations

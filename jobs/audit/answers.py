@@ -1,6 +1,6 @@
 """Questions of audits, answered by tasks from `audit_entries`: one commit puts the files of a result table.
 
-The fingerprint of a unit covers everything that its rows depend on: the reads of its sources, the options, and other
+The fingerprint of a unit covers all inputs that its rows depend on: the reads of its sources, the options, and other
 inputs that a question names. Rows of units whose fingerprint has not changed are kept.
 """
 
@@ -116,7 +116,7 @@ def _kept(audit: Audit[Any, Any], request: Request, out: Answers, earlier: Mappi
     out.kept = [one for one in kept if one is not None]
     if len(out.kept) == len(kept):
         return set(same)
-    out.kept = []  # a result is damaged: answer everything
+    out.kept = []  # a result is damaged: answer all units
     return set()
 
 

@@ -32,7 +32,7 @@ R = TypeVar("R", bound=AuditReport)
 
 
 class Audit(ABC, Generic[O, R]):
-    """An audit. A kind says what it lists, where versions may be added up, and what it asks once everything is read."""
+    """An audit. A kind defines the listing, the offsets where versions may be added up, and the final questions."""
 
     workers: SparkTasks
     state: State

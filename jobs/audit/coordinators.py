@@ -1,7 +1,7 @@
 """Positions of groups: the delivered offsets of each group by partition, from the logs of coordinators.
 
-Each audit reads the complete logs of __consumer_offsets and __share_group_state, one task per partition, because the
-last commit of a group can be anywhere in them.
+Each audit reads the complete logs of __consumer_offsets and __share_group_state, one task per partition. The last
+commit of a group can be anywhere in these logs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def committed_positions(
     """Return the positions of these groups, of all if none is named, in the topics that they read.
 
     n_partitions: of the audited topics; ends: the log end of each partition. Raise UnknownNameError for a group that
-    committed nothing although all was read.
+    has no committed offset although all was read.
     """
     by_group: dict[str, list[OffsetCommit]] = {}
     for row in found.rows:

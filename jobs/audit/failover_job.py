@@ -39,7 +39,7 @@ _FAILOVER_SUMMARY = pa.schema(
 
 @dataclass(frozen=True)
 class CheckpointOpinion:
-    """Checkpoint of MirrorMaker 2 beside an answer. `confirms`: nothing from the answer on is skipped; `open`: the
+    """Checkpoint of MirrorMaker 2 beside an answer. `confirms`: no record from the answer on is skipped; `open`: the
     answer is not the copy of a record, but by time or the start of B.
     """
 

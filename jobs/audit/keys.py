@@ -1,4 +1,4 @@
-"""`audit keys`: what a log holds of each key, and the keys that lie where the default partitioner would not put them.
+"""`audit keys`: what a log holds of each key, and the keys that are not where the default partitioner would put them.
 
 A topic is answered as a whole: its number of partitions, and the partitions that hold a key, are in every row.
 """

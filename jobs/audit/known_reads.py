@@ -1,9 +1,9 @@
-"""Rows of `audit_reads` that still say what a log holds, and those that can go.
+"""Rows of `audit_reads` that are still valid for a log, and those that can be deleted.
 
 - A file with the same size and time has the same records. A read that failed because of another file, a permission or a
   setting is the exception: each audit repeats it, even if the file itself does not change.
-- A file that has only grown, and has the last batch that was read of it, holds the same records up to there. So does
-  a file with a gap behind it, which may be filled by now.
+- A file that has only grown, and has the last batch that was read of it, holds the same records up to there. So does a
+  file with a gap after it, which may be filled by now.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def unread(pair: Pair, found: Gathered) -> tuple[set[Key], set[Key]]:
             in_a.add((topic, partition))
         if problems and source == pair.b and topic in pair.names:
             in_b.add((pair.names[topic], partition))
-    if found.unlisted:  # a partition that only one side lists may lie in a folder that could not be listed
+    if found.unlisted:  # a partition that only one side lists may be in a folder that could not be listed
         of_a, of_b = pair.partitions
         in_a |= of_b - of_a
         in_b |= of_a - of_b
@@ -122,7 +122,7 @@ def unread(pair: Pair, found: Gathered) -> tuple[set[Key], set[Key]]:
 
 
 def first_unread(parts: Iterable[ReadRange]) -> int:
-    """Return an offset below which everything of a partition was read."""
+    """Return an offset below which all records of a partition were read."""
     end = 0  # a log that begins later may have lost its first segments
     for part in sorted(parts, key=lambda part: part.start_offset):
         if part.start_offset > end or part.read.problems != NO_PROBLEMS:

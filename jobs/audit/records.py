@@ -2,9 +2,9 @@
 
 A stretch of a log that was read counts as long as its file has the same size and time. If the file has grown, and the
 last batch that was read is still there, only what came after it is read. So a nightly audit reads what is new; and a
-segment that several generations share, or a generation and the archive, is read once. `jobs.audit.known_reads` says
-which reads count. A read counts as a whole: all of its records lie in the offsets that the source shows. Reads whose
-versions were added up (`udfs.audit.entries`) count together, if no cut of this audit lies in between.
+segment that several generations share, or a generation and the archive, is read once. `jobs.audit.known_reads` decides
+which reads count. A read counts as a whole: all of its records are in the offsets that the source shows. Reads whose
+versions were added up (`udfs.audit.entries`) count together, if no cut of this audit is between them.
 """
 
 from __future__ import annotations

@@ -49,12 +49,12 @@ _INT64: Final = 1 << 63
 
 @dataclass(frozen=True)
 class TranslatedOffset:
-    """Offset of B at which a group continues in a partition; None: B has nothing of it."""
+    """Offset of B at which a group continues in a partition; None: B has no record of it."""
 
     topic: str
     partition: int
     b_topic: str | None  # None: B does not have it
-    committed: int | None  # None: the group committed nothing here
+    committed: int | None  # None: the group has no committed offset here
     offset: int | None = None
     way: Way = "identity"
     why: str = ""
@@ -176,7 +176,7 @@ def decide(
 
 
 def _first(key: Key, row: Mapping[str, Any], asked: KnownLogs) -> TranslatedOffset:
-    """Return where to continue as far as identity alone tells."""
+    """Return the offset where to continue, as far as identity alone determines it."""
     names = ("a_records", "b_records", "matched", "undelivered", "lost", "superseded")
     one = TranslatedOffset(
         *key,
@@ -227,7 +227,7 @@ def _by_time(one: TranslatedOffset, row: Mapping[str, Any], first_at: int | None
 
 
 def _before_unread(one: TranslatedOffset, unread: int | None) -> TranslatedOffset:
-    """Return the answer, but not behind what could not be read of B: an undelivered record may be there."""
+    """Return the answer, but not after the first unread offset of B: an undelivered record may be there."""
     if unread is None or (one.offset is not None and one.offset <= unread):
         return one
     return replace(one, offset=unread, why="B could not be read from here on")

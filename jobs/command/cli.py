@@ -1,4 +1,4 @@
-"""Command line: parses options, runs one job, prints its report. Nothing else prints.
+"""Command line: parses options, runs one job, prints its report. No other module prints.
 
 stdout holds the report, as text or, with --json, as one JSON object; all other output is on stderr.
 """
@@ -235,8 +235,8 @@ def lastkey() -> None:
 
 
 def _say(text: str, stream: TextIO) -> None:
-    """Write whole lines. On a terminal make control characters visible, for names and keys come from the archive, and
-    colour the labels of problems, errors and notes, unless the variable NO_COLOR is set.
+    """Write whole lines. On a terminal make control characters visible, because names and keys come from the archive.
+    Also colour the labels of problems, errors and notes there, unless the variable NO_COLOR is set.
     """
     if stream.isatty():
         text = visible(text)

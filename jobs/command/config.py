@@ -2,8 +2,9 @@
 
     [defaults]             for every topic
     [topics."orders-*"]    for the topics that a glob names: an exact name has priority over globs, a later glob over an
-    earlier [job]                  for speed and memory, never the result [made]                 of which state of a
-    cluster `policies` made the file; nothing to set
+                           earlier one
+    [job]                  for speed and memory, never the result
+    [made]                 state of a cluster from which `policies` made the file; no settings
 
 Each setting is one field below: name, unit, allowed values, default, and its documentation, of which
 `docs.option_tables` makes `conf/cleaner.toml` and the reference page. `--set` overrides a setting for one run.

@@ -6,10 +6,10 @@
         dry_run: Flag = option(FLAG, "List what would be deleted; delete nothing.", default=False)
 
 From it follow the command line (`click_options`), the Python function (`lastkey.jobs.api`), the reference page and the
-man page (`docs.option_tables`, `docs.man_page`). A value is checked and converted where it is assigned, so the command
+man page (`docs.option_tables`, `docs.man_page`). A value is checked and converted where it is assigned. So the command
 line and a program are refused the same values with the same words. Settings of a settings file are declared likewise
-(`setting`). `Value[GIVEN, HELD]` is a descriptor: type checkers take GIVEN as the type
-of the argument and HELD as the type of the attribute.
+(`setting`). `Value[GIVEN, HELD]` is a descriptor: type checkers take GIVEN as the type of the argument and HELD as the
+type of the attribute.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Value(Generic[Given, Held]):
 
     @property
     def shown_default(self) -> str:
-        """The default as the help shows it; "" if there is nothing to show."""
+        """The default as the help shows it; "" if the help shows none."""
         if self._shown is not None:
             return self._shown
         return "" if self.default in (REQUIRED, None, False, (), "") else str(self.default)
@@ -159,8 +159,8 @@ def setting(
 ) -> Value[Given, Held]:
     """Declare a setting.
 
-    help: one sentence, for the page; note: what conf/cleaner.toml says in addition; metavar: the unit; flag: its name,
-    if not that of the field with dots.
+    help: one sentence, for the page; note: further text for conf/cleaner.toml; metavar: the unit; flag: its name, if
+    not that of the field with dots.
     """
     return Setting(kind, help, default=default, kw_only=kw_only, **declared)
 

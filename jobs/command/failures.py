@@ -170,7 +170,7 @@ def misplaced(option: str, of_jobs: Iterable[str], job: str | None, program: str
 
 
 def interruption_failure(error: BaseException) -> Failure:
-    """Return the failure for Ctrl-C or SIGTERM. The job's notes say what it leaves behind; no note: nothing."""
+    """Return the failure for Ctrl-C or SIGTERM. The job's notes name what it leaves, if anything."""
     kind = error if isinstance(error, EarlyEndError) else InterruptedRunError()
     message = "; ".join((kind.message, *getattr(error, "__notes__", ("run again",))))
     return Failure(
@@ -298,8 +298,8 @@ def _file_system_error(error: Exception, text: str) -> FileSystemError | None:
 
 
 def _full_disk(named: object, found: str, written_to: Iterable[str]) -> MachineError:
-    """Return the error for a full disk. It tells the free space of the disk with the named path; if no path is named,
-    of the fullest disk that the job writes to.
+    """Return the error for a full disk. The error has the free space of the disk with the named path; if no path is
+    named, of the fullest disk that the job writes to.
     """
     session = sys.modules.get("lastkey.jobs.spark.session")
     places = [*written_to, *(session.local_folders() if session is not None else ()), tempfile.gettempdir()]
@@ -310,7 +310,7 @@ def _full_disk(named: object, found: str, written_to: Iterable[str]) -> MachineE
 
 
 def _free_bytes(path: str) -> int:
-    """Return the free bytes of the disk on which a path lies, or would lie."""
+    """Return the free bytes of the disk on which a path is, or would be."""
     return shutil.disk_usage(_nearest_existing_folder(path)).free
 
 
@@ -328,7 +328,7 @@ def _nearest_existing_folder(path: str) -> Path:
 
 
 def signal_behind(error: Exception) -> BaseException | None:
-    """Return the signal behind an error, if any: Spark reports jobs that it cancelled only as failed."""
+    """Return the signal that caused an error, if any: Spark reports jobs that it cancelled only as failed."""
     before: BaseException | None = None if isinstance(error, OSError) else error
     while before is not None and not isinstance(before, KeyboardInterrupt | EarlyEndError):
         before = before.__context__

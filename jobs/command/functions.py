@@ -68,7 +68,7 @@ def run_job(job: str, options: JobOptions, progress: Progress) -> Any:
 
 @dataclass(frozen=True)
 class Command:
-    """Command: what it does, its options, and those of the command line alone, which say how it prints."""
+    """Command: what it does, its options, and those of the command line alone, which control its output."""
 
     options: type[JobOptions]
     printing: tuple[type, ...]

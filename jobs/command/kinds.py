@@ -171,7 +171,7 @@ def repeated(
     kind: ValueKind[Given, Held], what: str, *, least: str = ""
 ) -> ValueKind[Given | Iterable[Given] | None, tuple[Held, ...]]:
     """Return the kind of one value of a kind, or several. what: noun for messages; least: noun if an empty list is
-    refused; else it changes nothing.
+    refused; else an empty list has no effect.
     """
 
     def check(option: Value[Any, Any], value: object) -> tuple[Held, ...]:
@@ -184,7 +184,7 @@ def repeated(
 
 
 def texts(what: str = "text", *, adds: bool = False, metavar: str = "TEXT") -> ValueKind[Globs | None, tuple[str, ...]]:
-    """Return the kind of one text, or several. adds: an empty list changes nothing; else it is refused."""
+    """Return the kind of one text, or several. adds: an empty list has no effect; else it is refused."""
     return repeated(ValueKind(_text, metavar), what, least="" if adds else "value")
 
 

@@ -1,4 +1,4 @@
-"""A new log directory: a run that fails, or is interrupted, removes what it has created of it, and nothing else."""
+"""A new log directory: a run that fails, or is interrupted, removes only what it has created of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CreatedFiles:
     root: Root
     files: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)  # full paths; each before the folders in it
-    trees: list[str] = field(default_factory=list)  # folders that tasks fill: all that lies in them
+    trees: list[str] = field(default_factory=list)  # folders that tasks fill: all that is in them
     given_up: bool = False  # no more files: `file` raises
 
     def file(self, path: str) -> str:
@@ -125,7 +125,7 @@ def finish_log_directory(created: CreatedFiles, checkpoints: Iterable[tuple[str,
     """Write the checkpoints, then the mark of a clean shutdown, and flush all names."""
     for name, data in checkpoints:
         write_file(created.root, created.file(name), data)
-    # Last: with this file a broker trusts everything above; without it, it checks every segment itself.
+    # Last: with this file a broker trusts all files above; without it, it checks every segment itself.
     write_file(created.root, created.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())
     flush(created.root, "")
     created.flush_names()

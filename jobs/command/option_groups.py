@@ -243,7 +243,7 @@ class SourceOptions(ArchiveOrStore):
 
     @property
     def archive_place(self) -> str | None:
-        """Place of the archive; None: where the store says."""
+        """Place of the archive; None: the place that the store records."""
         return self.archive or self.archive_moved
 
     def validate(self) -> None:

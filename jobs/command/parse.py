@@ -211,7 +211,7 @@ def check_globs(option: str, globs: Sequence[str], known_topics: Iterable[str], 
 
 def check_topics(wanted: TopicFilter, known_topics: Iterable[str], where: str) -> None:
     """Raise UsageError if a glob of `include` matches no known topic, if `exclude` leaves no known topic, or if
-    `exclude` has an unknown name; its patterns may match nothing. Never raise if no topic is known.
+    `exclude` has an unknown name; its patterns may match no topic. Never raise if no topic is known.
     """
     topics = set(known_topics)
     check_globs("", wanted.include, topics, where)

@@ -19,7 +19,7 @@ from lastkey.logformat.control_characters import visible
 
 BYTES: Final = "B"  # the unit of phases that count bytes
 LINE_SECONDS: Final = 60.0
-_COLUMNS, _ROWS = 80, 24  # for a terminal that does not tell its size
+_COLUMNS, _ROWS = 80, 24  # for a terminal that does not report its size
 
 
 class Progress:
@@ -32,14 +32,14 @@ class Progress:
         """Count `n` more units of the phase as done."""
 
     def doing(self, what: str) -> None:
-        """Name work that advances nothing, such as "starting Spark"; "" ends it."""
+        """Name work without progress figures, such as "starting Spark"; "" ends it."""
 
     def close(self) -> None:
         """End the last phase."""
 
 
 class Silent(Progress):
-    """Progress that shows nothing."""
+    """Progress without output."""
 
 
 class Watcher(Protocol):
@@ -101,7 +101,7 @@ class PartOf:
 
 
 class Bar(Progress):
-    """Bar on stderr for the current phase. Its clock runs while nothing advances."""
+    """Bar on stderr for the current phase. Its clock also runs without progress."""
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None
@@ -129,7 +129,7 @@ class Bar(Progress):
             self._bar.update(n)
 
     def doing(self, what: str) -> None:
-        """Show the work behind the figures."""
+        """Show the name of the work after the figures."""
         if self._bar is not None:
             self._bar.set_postfix_str(what)
 
@@ -150,7 +150,7 @@ class Bar(Progress):
 
 def _width() -> dict[str, Any]:
     """Return tqdm's options for a bar as wide as the terminal, also after its width changes. In containers and under
-    `script` a terminal says that it has no columns, and tqdm would show nothing: return a fixed size.
+    `script` a terminal reports that it has no columns, and tqdm would show no bar: return a fixed size.
     """
     with suppress(OSError):  # no terminal: tqdm copes
         if not os.get_terminal_size(sys.stderr.fileno()).columns:
@@ -235,7 +235,7 @@ class LogAboveTheBar(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write the lines of a record."""
         if record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt):
-            return  # py4j's traceback of a Ctrl-C, which ends the job: the error says so in one line
+            return  # py4j's traceback of a Ctrl-C, which ends the job: the error states this in one line
         text = f"{self.format(record)}\n"
         with tqdm.external_write_mode(file=sys.stderr):
             sys.stderr.write(visible(text) if sys.stderr.isatty() else text)

@@ -108,7 +108,7 @@ class JobReport:
     other_problems: list[Any] = field(default_factory=list)  # a Problem each, or its text: of no partition here
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=Phases)
-    work: Work | None = None  # None: there was nothing to do, or the job needs neither threads nor Spark
+    work: Work | None = None  # None: there was no work, or the job needs neither threads nor Spark
     show_all: bool = False  # --all: also table rows that need no attention
     io: dict[str, Any] = field(default_factory=dict)  # requests and bytes, of jobs that `with_io_counts`
 
@@ -424,7 +424,7 @@ class Card:
     label: str
     value: str
     more: str = ""
-    kind: str = ""  # good, bad or nothing
+    kind: str = ""  # good, bad or empty
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ _OF_EXECUTORS = re.compile(
     r"|(--conf )?spark\.(executor\.(memory|memoryOverhead|cores|instances)\b|cores\.max\b|driver\.(cores|supervise)\b"
     r"|archives\b|dynamicAllocation\.|yarn\.|kubernetes\.)"
 )
-# Options that only these masters take notice of in client mode, as spark-submit's help says
+# Options that only these masters take notice of in client mode, as spark-submit's help states
 _OF_MASTERS: Final = {
     r"--(driver-cores|supervise|class)|(--conf )?spark\.driver\.(cores|supervise)\b": (),
     r"--queue|(--conf )?spark\.yarn\.": ("yarn",),

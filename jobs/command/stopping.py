@@ -3,7 +3,7 @@
 The first Ctrl-C or SIGTERM asks for the end. The second one ends the run at once, as the first does outside of
 `stoppable`; after that no signal is caught any more. Other code that wants an early end calls `Stop.request_end`.
 
-Only the command line handles signals, because its process does nothing else. A Python program that calls a job keeps
+Only the command line handles signals, because its process does no other work. A Python program that calls a job keeps
 its own handlers: Ctrl-C raises KeyboardInterrupt there, and ends the run at once.
 """
 
@@ -31,13 +31,13 @@ T = TypeVar("T")
 _LOG: Final = logging.getLogger("lastkey")
 _HANDLES: Final = ContextVar("_HANDLES", default=False)  # this thread runs the command line, whose signals are ours
 _SAME_SECONDS: Final = 0.25  # signals closer together count as one: `timeout` signals the process and its group
-# The longest that the main thread may sleep. It runs the handlers, and a signal wakes it only if it slept already, and
-# if the system did not give the signal to another thread
+# Maximum sleep of the main thread, which runs the handlers. A signal wakes this thread only if it slept already, and if
+# the system did not give the signal to another thread
 LOOK_SECONDS: Final = 0.5
 
 
 class EarlyEndError(BaseException):
-    """Exception that unwinds a run that was asked to end, to release locks and sessions. Its notes say what is left."""
+    """Exception that unwinds a run that was asked to end, to release locks and sessions. Notes name what is left."""
 
     exit_code: ClassVar[int]
     message: ClassVar[str]
@@ -57,7 +57,7 @@ class TerminatedError(EarlyEndError):
 
 
 class OutOfTimeError(EarlyEndError):
-    """Early end by --max-runtime. It is never raised: the user asked for it, and the report tells of it."""
+    """Early end by --max-runtime. It is never raised: the user asked for it, and the report shows it."""
 
     exit_code, message = PARTIAL, "--max-runtime is over"
 
@@ -84,7 +84,7 @@ def signals_handled() -> Iterator[None]:
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list[signal.Signals]]:
     """Handle Ctrl-C and SIGTERM with `handler` inside the `with` block; yield those that the process does not ignore.
 
-    Only the main thread of a command can do so: elsewhere nothing changes, and the list is empty.
+    Only the main thread of a command can do so: elsewhere no handler changes, and the list is empty.
     """
     before = {number: signal.getsignal(number) for number in _ERRORS if callable(signal.getsignal(number))}
     if not (_HANDLES.get() and threading.current_thread() is threading.main_thread()):
@@ -154,8 +154,7 @@ def within(seconds: float, work: Callable[[], str], name: str) -> str:
 
 
 def at_once() -> AbstractContextManager[object]:
-    """Let Ctrl-C and SIGTERM end the process as the system does, inside the `with` block: there is nothing to undo
-    yet.
+    """Let Ctrl-C and SIGTERM end the process as the system does, inside the `with` block: there is no work to undo yet.
 
     For imports: Python drops a KeyboardInterrupt that is raised in one of importlib's own callbacks, and continues.
     """

@@ -262,7 +262,7 @@ class AuditOptions(WithHiddenKeys, WithEngine):
         return ()
 
     def validate(self) -> None:
-        """Raise UsageError if nothing says which store holds the tables."""
+        """Raise UsageError if no option names the store that holds the tables."""
         super().validate()
         if self.audits is None and all(source.store is None for source in self.sources):
             raise UsageError(message="an archive has no tables of audits: name a place for them with --audits STORE")

@@ -56,9 +56,9 @@ def _unpacked(head: bytes) -> bytes:
 def check_file(
     option: str, uri: str, kind: Kind, archives: Iterable[str | None] = (), stores: Iterable[str | None] = ()
 ) -> None:
-    """Raise UsageError unless a file of this kind may be written to this path or URI: outside of the archives, the
-    stores and the archives of the stores, where nothing is yet, or an empty file, or one of this kind. option: the
-    user's word for it.
+    """Raise UsageError unless a file of this kind may be written to this path or URI. The place must be outside of the
+    archives, the stores and the archives of the stores. It must be absent, an empty file, or a file of this kind.
+    option: the user's word for the place.
     """
     for store in filter(None, stores):
         check_apart(Place(option, uri), Place("the store", store), *list_archives(store))
@@ -86,8 +86,8 @@ def check_file(
 
 
 def check_empty(root: Root) -> None:
-    """Raise NOT_EMPTY unless a folder to write into is empty or absent, UsageError if it lies in a store or a
-    partition.
+    """Raise NOT_EMPTY unless a folder to write into is empty or absent. Raise UsageError if the folder is in a store or
+    a partition.
     """
     check_not_inside("--output", root)
     if found := occupied_by(root):

@@ -59,7 +59,7 @@ def run(options: CompactOptions, progress: Progress) -> CompactReport:
 
 
 def run_in_turn(options: CompactOptions, erasures: Erasures, progress: Progress) -> CompactReport:
-    """Compact, after another run on the same partitions if there is one, and the options say so."""
+    """Compact. Wait for another run on the same partitions if there is one, and if the options request it."""
     ends_at = None if options.max_runtime is None else time.monotonic() + options.max_runtime
     while True:
         try:
@@ -99,7 +99,7 @@ def _run(
 
 
 def _work(engine: Engine, start: Start, plans: Sequence[PartitionPlan], outcome: Outcome, progress: Progress) -> bool:
-    """Work on the plans. Return False, with nothing done, if another run committed one of the partitions."""
+    """Work on the plans. Return False, without any work, if another run committed one of the partitions."""
     step("partitions planned")
     options, state = start.options, start.state
     if options.dry_run:
@@ -346,7 +346,7 @@ def _moved_notes(start: Start, outcome: Outcome) -> list[str]:
 def _check_something_is_selected(
     options: CompactOptions, archive: Archive, not_compacted: Sequence[str], unmatched: Sequence[str]
 ) -> None:
-    """Raise UsageError if no topic of the archive is to be compacted: a nightly run would do nothing, for ever."""
+    """Raise UsageError if no topic of the archive is to be compacted: a nightly run would never do any work."""
     check_holds_partitions(archive)
     check_topics(options.topics, archive.topics, archive.root.uri)
     if archive.topics and len(not_compacted) == len(archive.topics):

@@ -5,7 +5,7 @@
             of a key together, and the last one of each key stays; the offsets that stay go to the tasks that write
   finish    on the driver: joins empty groups to the next one, writes the generation's other files
 All ways share every function that decides or writes, so the same input gives the same bytes; tests check that.
-Executors import this module, so nothing of Delta, which they may lack.
+Executors import this module, so it may not import Delta, which they may lack.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _compact(
 def on_spark(workers: SparkTasks, watcher: Watcher, of: LargePartition) -> list[RewrittenGroup | Problem]:
     """Run the stages as one Spark job. Spark exchanges the rows, spills them, and tries a task again that is lost.
 
-    Spark gives all stages of a query one name. Their functions' names, in the query's plan, tell them apart.
+    Spark gives all stages of a query one name. Their functions' names, in the query's plan, distinguish them.
     """
     from pyspark import TaskContext  # noqa: PLC0415 - threads need no pyspark
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as above

@@ -1,7 +1,7 @@
 """Rule that selects the segments of an archived partition that the store still needs. It works on values, without I/O.
 
 `archive-needed` shows all reasons, segment by segment; `compact` and `archive-needed` end with a summary of the same
-rule for the archive as a whole. Everything from a first needed segment on is needed, so what is left of a log is always
+rule for the archive as a whole. All segments from the first needed one on are needed, so the rest of a log is always
 its end, without a hole. That segment is the lowest that any of these names:
 
   - the first one, if too little is known of the partition, or its folder holds an entry that no job reads;
@@ -9,9 +9,9 @@ its end, without a hole. That segment is the lowest that any of these names:
   - a gap that a generation accepted: the missing segments may be restored later;
   - the last one, because the log continues there. If the run that read it had --sealed (no writer is left), it
     is only an anchor: later runs recognise the log by it, and it is no reason to keep the archive as a whole;
-  - a file that no run has read from its first byte to its last, or whose size or checksum is not what that run saw;
-  - what the next run would read (`input_from_generation` says so, as for that run), and a run after a rollback to any
-    generation that the store still has.
+  - a file that no run has read from its first byte to its last, or whose size or checksum has changed since;
+  - the input of the next run, which `input_from_generation` selects, as for that run; also the input of a run after a
+    rollback to any generation that the store still has.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def needed(
 
 
 def summary_lines(reasons: Sequence[Needed]) -> list[str]:
-    """Return the lines of a report's text that tell whether the archive is needed."""
+    """Return the lines of a report's text that state whether the archive is needed."""
     return labelled("the archive is still needed", reasons) or ["the archive is no longer needed"]
 
 
@@ -161,7 +161,7 @@ class Answer:
 
     @property
     def replaced(self) -> Sequence[Segment]:
-        """Segments that the store replaces, by offset: those that are not needed, and anchors behind them."""
+        """Segments that the store replaces, by offset: those that are not needed, and anchors after them."""
         until = min((r.segment for r in self.reasons if r.kind != ANCHOR), default=len(self.archived.segments))
         return self.archived.segments[:until]
 

@@ -73,7 +73,7 @@ def clean_settings(settings: TopicSettings) -> CleanSettings:
 
 def input_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True, reset: bool = False) -> PartitionInput:
     """Return the input of a partition that the store does not know. Without `checkpoints`, leave out the archive's
-    cleaner and log start checkpoints: they contradict the log, and the user said to begin at its first segment.
+    cleaner and log start checkpoints: they contradict the log, and the user chose to begin at its first segment.
     """
     first = archived.segments[0].base_offset
     cleaner, log_start = archived.cleaner_checkpoint, archived.log_start_checkpoint
@@ -187,7 +187,7 @@ def _side_files(
         name = segment_file(base, "snapshot")
         snapshots[base] = SideFile(store_uri, f"{folder}/{name}", base, checksums.get(name))
     txn_indexes = [file for file in _txn_indexes(archived.segments) if file.offset >= covered] + [
-        # not beside the .log: that may lie in an older run's folder, where vacuum leaves nothing but the .log
+        # not beside the .log: that may be in an older run's folder, where vacuum leaves only the .log
         SideFile(store_uri, f"{folder}/{name}", s.base_offset, checksums.get(name))
         for s in manifest
         if s.root == "store"
@@ -303,7 +303,7 @@ def _archive_after(
 def _gap_problem(
     archived: ArchivedPartition, checkpoint: Checkpoint, after: Sequence[Segment], covered: int, log_start: int
 ) -> Problem | None:
-    """Return the problem if the archive's first segment lies `after` the end of the generation, and none before it."""
+    """Return the problem if the archive's first segment is `after` the end of the generation, and none before it."""
     if not after or after[0].first_offset <= max(covered, log_start) or archived.segments[0].base_offset < covered:
         return None
     return gap(

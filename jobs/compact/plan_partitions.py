@@ -49,7 +49,7 @@ from lastkey.udfs.storage import exists, links_in, open_root
 from lastkey.udfs.yields.schedule import KEPT, choose, cost_of_all, estimate_cost
 
 _LOG: Final = logging.getLogger("lastkey")
-_PASSING: Final = ("changed", "unwritable", "memory", "defect")  # problems that say nothing about a file's bytes
+_PASSING: Final = ("changed", "unwritable", "memory", "defect")  # problems without information about a file's bytes
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Draft:
     partial: bool = False  # the store has what a run by yield needs; its secret is that of the generation
 
     def is_overdue(self, now_ms: int) -> bool:
-        """Return whether the last run that cleaned everything is `compaction.full.ms` ago."""
+        """Return whether the last run that cleaned the whole partition is `compaction.full.ms` ago."""
         return self.partial and now_ms - self.secret_ms >= self.settings.compaction_full_ms
 
 
@@ -78,8 +78,8 @@ def draft_plan(
     before: Checkpoint | None,
     folder: str,
 ) -> Draft:
-    """Return the draft of a partition's plan, by yield if the settings say so. Everything is cleaned, with a new key of
-    the hashes, where there is no generation yet, the key is lost, or --force is given.
+    """Return the draft of a partition's plan, by yield if the settings select it. The whole partition is cleaned, with
+    a new key of the hashes, if it has no generation, the key is lost, or --force is given.
     """
     if erasing is not None:
         settings = replace(settings, compacts=False, retention_ms=-1, retention_bytes=-1, retention_exact=False)
@@ -95,8 +95,8 @@ def draft_plan(
 
 
 def build_plan(draft: Draft, run: RunContext, io_budget_bytes: int | None) -> PartitionPlan:
-    """Return the plan of a partition. Everything is cleaned, with the run's new key of the hashes, if the last such run
-    is too long ago and the budget allows it.
+    """Return the plan of a partition. The whole partition is cleaned if the last such run is too long ago and the
+    budget allows it. The plan then has the run's new key of the hashes.
     """
     secret, secret_ms, partial = draft.secret, draft.secret_ms, draft.partial
     limits = schedule_limits(draft.settings, io_budget_bytes)
@@ -291,8 +291,8 @@ def _is_touched(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
 
 
 def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan | PartitionResult:
-    """Return a result if the listing shows that nothing is due: other facts can only reduce the cleanable range. Else
-    return the plan.
+    """Return a result if the listing shows that the partition is not due: other facts can only reduce the cleanable
+    range. Else return the plan.
     """
     if plan.is_due_anyway or plan.policy.erasing is not None or _may_expire(plan, manifest):
         return plan

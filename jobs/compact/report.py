@@ -111,7 +111,7 @@ class CompactReport(JobReport):
     due: set[Key] = field(default_factory=set)
     ended_early: EarlyEndError | None = None  # the reason
     cut_off: set[Key] = field(default_factory=set)  # at work when --max-runtime was over
-    lag: dict[str, int] = field(default_factory=dict)  # behind the archive, see measure_lag
+    lag: dict[str, int] = field(default_factory=dict)  # lag behind the archive, see measure_lag
 
     @property
     def exit_code(self) -> int:
@@ -128,7 +128,7 @@ class CompactReport(JobReport):
         return isinstance(self.ended_early, OutOfTimeError)
 
     def committed(self) -> str:
-        """Say how many of the partitions that were due have a new generation."""
+        """Return text with the number of due partitions that have a new generation."""
         return describe_committed(self.generations, self.due)
 
     def figures(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Outcome:
 
     @property
     def due(self) -> set[Key]:
-        """Partitions that were due: those with a plan, without those whose log showed that nothing was due."""
+        """Partitions that were due: those with a plan, without those whose log showed that they were not due."""
         return self.planned - {partition_key(r) for r in self.results if r.status == "not_due"}
 
 

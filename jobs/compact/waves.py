@@ -252,7 +252,7 @@ def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) ->
                 return [r for r in partitions.results() if r.status != "uncleanable" or r.name() in known]
             for future in working:
                 if future.done():
-                    future.result()  # raises: if one fails, nothing of the wave is committed, and the others end too
+                    future.result()  # raises: if one fails, the wave is not committed, and the others end too
         for future in working:
             future.result()
         return partitions.results()
@@ -299,7 +299,7 @@ def count_large_partitions(sizes: Sequence[int], cores: int) -> int:
 def _begin_commit(
     start: Start, results: Sequence[PartitionResult], outcome: Outcome, engine: str
 ) -> Future[float] | None:
-    """Begin the commit of a wave; None: there is nothing to commit."""
+    """Begin the commit of a wave; None: there are no rows to commit."""
     cleaned = [r for r in results if r.status == "cleaned"]
     if not cleaned or start.options.dry_run or outcome.conflict:
         return None

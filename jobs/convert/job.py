@@ -1,7 +1,7 @@
 """`convert --to v3|v2 ARCHIVE --output DIR`: writes an archive again in another message format, without loss.
 
 A task for each segment, or for consecutive small ones (udfs.convert_log). The output of an archive has its folders,
-names and times: logs in the other format with their indexes, and copies of everything else that the listing knows. The
+names and times: logs in the other format with their indexes, and copies of all other files that the listing knows. The
 output of a store is one log directory, with the current generation of each partition.
 
 An interrupted run leaves no partition that looks complete, and a rerun with the same arguments keeps the finished

@@ -1,4 +1,4 @@
-"""Partitions behind the names that a user gives: archives, log directories, partitions' folders, files, globs of them.
+"""Partitions that a user selects by names: archives, log directories, partitions' folders, files, globs of them.
 
 Only names, sizes and the small text files are read here; no log is opened.
 """
@@ -32,7 +32,7 @@ _WILD: Final = re.compile(r"[*?[]")
 
 def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: bool = False) -> list[SourcePartition]:
     """Return the wanted partitions by topic and number. Raise MissingPathError for a missing path, UsageError for an
-    impossible URI, and, unless `may_be_none`, for a selection that matches nothing.
+    impossible URI, and, unless `may_be_none`, for a selection that matches no partition.
     """
     partitions: dict[object, SourcePartition] = {}
     left_out: set[str] = set()
@@ -175,7 +175,7 @@ def _source(archived: ArchivedPartition, root: Root) -> SourcePartition:
 
 
 def _single(root: Root, name: str) -> Segment:
-    """Return one log file of any name, with the indexes that lie beside it."""
+    """Return one log file of any name, with the indexes beside it."""
     info = root.filesystem.get_file_info(root.full(name))
     parsed = names.parse_segment_file(name)
     if (parsed is not None and parsed.kind != names.LOG) or name in _NO_LOGS:

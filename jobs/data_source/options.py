@@ -67,7 +67,7 @@ class Selection:
         )
 
     def check(self, known_topics: Iterable[str], where: str, *, some: bool) -> None:
-        """Raise UsageError if a name or glob is none of the known topics, or if nothing is selected (not `some`)."""
+        """Raise UsageError if a name or glob is none of the known topics, or if no topic is selected (not `some`)."""
         topics = sorted(set(known_topics))
         check_topics(self.topics, topics, where)
         if some:
@@ -180,7 +180,7 @@ OPTIONS: Final[Mapping[Source, tuple[str, ...]]] = {
     "kafka_log_batches": (*_WHERE, *_WHAT, *_RANGE, *_SPEED),
     "kafka_log_index": (*_WHERE, *_WHAT, "kinds", *_SPEED),
 }
-# Options of Spark's Kafka source that say how it talks to brokers, or divides its work into tasks
+# Options of Spark's Kafka source that control its connections to brokers, or the division of its work into tasks
 _MEANINGLESS: Final = frozenset(
     {
         "kafkaconsumer.polltimeoutms", "fetchoffset.numretries", "fetchoffset.retryintervalms",

@@ -20,7 +20,7 @@ def read_task(options: ReadOptions, schema: Any, partition: InputPartition) -> I
     from lastkey.udfs.data_source.pieces import ReadSpec  # noqa: PLC0415
     from lastkey.udfs.data_source.records import read_batches, read_records  # noqa: PLC0415 - kernels load where used
 
-    if partition.value is None:  # Spark's way to say that there is no partition
+    if partition.value is None:  # Spark's sign that there is no partition
         return iter(())
     behind = _listed_again(options)
     spec = ReadSpec(schema, options.wanted(), options.quarantine, max_rows=options.max_rows, logs_behind=behind)

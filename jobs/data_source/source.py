@@ -1,14 +1,14 @@
 """`spark.read.format("kafka_log")`: an archive of Kafka's logs as a DataFrame, by Spark's Python data source API.
 
     spark.read.format("kafka_log").load("archive")                        # a row for each record
-    spark.read.format("kafka_log_batches").load("archive/orders-0")       # a row for each batch, decompresses nothing
+    spark.read.format("kafka_log_batches").load("archive/orders-0")       # a row for each batch, not decompressed
     spark.read.format("kafka_log_index").load("s3://bucket/archive")      # a row for each index entry
     spark.readStream.format("kafka_log").load("archive")                  # as the archive grows
 
 A session knows the formats by itself if Python finds this project, because Spark looks for modules named pyspark_*
-(pyspark_kafka_log.py and the others beside `jobs`). Nothing here talks to the JVM, so everything works through Spark
+(pyspark_kafka_log.py and the others beside `jobs`). No code here talks to the JVM, so all formats work through Spark
 Connect. Spark calls a source in its own processes: `schema` and `partitions` in one on the driver, `read` in workers.
-The work is done in udfs, which knows nothing of Spark.
+The work is done in udfs, which does not depend on Spark.
 
 Spark 4.2 does not prune columns of such a source; the source makes every declared column. So the default columns are
 exactly those of Spark's own Kafka source. A query then works unchanged, even INSERT INTO and UNION. To leave columns
@@ -177,8 +177,8 @@ def _type_name(kind: Any) -> str:
 def _is_planning_filters() -> bool:
     """Return whether this is the process in which Spark asks what it can push down.
 
-    Spark refuses a reader that takes filters if spark.sql.python.filterPushdown.enabled is off, and does not tell the
-    source whether it is. But Spark asks for filters in a separate worker module, and only if the setting is on.
+    Spark refuses a reader that takes filters if spark.sql.python.filterPushdown.enabled is off, and does not report the
+    setting to the source. But Spark asks for filters in a separate worker module, and only if the setting is on.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)

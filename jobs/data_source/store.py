@@ -31,8 +31,8 @@ from lastkey.udfs.storage import Root, absent, normal_uri, same_kind
 def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     """Return the wanted partitions, each at the generation that the options name, or at its current one.
 
-    A path in the options says where the archive is now. Raise MissingPathError without a store, NO_GENERATION for a
-    generation that no wanted partition has, or whose files are missing.
+    A path in the options is the present place of the archive. Raise MissingPathError without a store, NO_GENERATION for
+    a generation that no wanted partition has, or whose files are missing.
     """
     state = open_store(options.store or "")
     store = state.root
@@ -77,7 +77,7 @@ def generation_partition(
     """Return a generation to read. Raise NO_GENERATION if its files are missing. archive: where it is, if it moved."""
     folder = checkpoint.folder
     beside = file_names(store, checkpoint)
-    # after a run by yield, its logs lie in the folders of earlier generations too
+    # after a run by yield, its logs are in the folders of earlier generations too
     missing = absent(store, [(segment.path, segment.size_bytes) for segment in manifest if segment.root == "store"])
     if missing:
         raise NO_GENERATION(

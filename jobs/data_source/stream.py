@@ -4,7 +4,7 @@ A stream's offset is JSON as Spark's Kafka source writes it: {"orders": {"0": 12
 partition. A checkpoint therefore holds all that a restart needs. A log is read up to its last whole batch, never into a
 torn tail; up to the high watermark if a broker holds it, and up to the last stable offset with read_committed. A new
 partition begins at its first offset: one micro-batch writes that offset down, and the next one reads from it. Without
-this, no checkpoint could tell after a restart what retention has deleted. Every trigger lists the archive again, but
+this, no checkpoint could show after a restart what retention has deleted. Every trigger lists the archive again, but
 only looks into the ends of logs.
 """
 
@@ -57,7 +57,7 @@ class _Logs:
 
     readable: Mapping[Key, _Log]
     aside: Mapping[Key, tuple[SourcePartition, LogFormatError]]  # listed, but cannot be read
-    hidden: bool  # some folder cannot be listed: any partition may lie in it
+    hidden: bool  # some folder cannot be listed: any partition may be in it
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -75,7 +75,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Offsets = {}
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
-        """Return the offset where a new query begins: at the end, unless the options say otherwise."""
+        """Return the offset where a new query begins: at the end, unless the options set another offset."""
         logs = self._logs()
         total = sum(segment.size_bytes for log in logs.readable.values() for segment in log.partition.segments)
         out = {}
@@ -130,7 +130,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, until = _from_json(start), _from_json(end)
         partitions_by_key = {_key(p): p for p in source_partitions(self.options, may_be_none=True)}
         moved = [key for key in until if begin.get(key, -1) < until[key]]
-        for key in moved:  # a restart may plan the last micro-batch again much later: skip nothing silently
+        for key in moved:  # a restart may plan the last micro-batch again much later: skip no partition silently
             if key not in partitions_by_key and self.options.fail_on_data_loss:
                 raise _no_such_partition(key, begin.get(key, 0))
         moved = [key for key in moved if key in partitions_by_key]
@@ -226,7 +226,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return dict(end)
         if total <= most:
             return dict(end)
-        # At least one offset of each, so that none waits for ever behind a large one
+        # At least one offset of each, so that a large one does not block the others
         return {key: min(first[key] + max(sizes[key] * most // total, 1), end[key]) for key in end}
 
 

@@ -61,7 +61,7 @@ _OPEN_BYTES: Final = 128 << 10  # cost of opening a file
 
 @dataclass
 class Places:
-    """Everything that was listed."""
+    """All files and folders that were listed."""
 
     files: list[SearchFile] = field(default_factory=list)
     without_keys: Counter[str] = field(default_factory=Counter)  # files that are not opened, by their kind
@@ -82,7 +82,7 @@ class Places:
         return wanted.takes(topic)
 
     def tasks(self) -> list[tuple[SearchFile, ...]]:
-        """Return the files in tasks of about 256 MiB; a filter stays behind its log."""
+        """Return the files in tasks of about 256 MiB; a filter follows its log."""
         units: list[tuple[SearchFile, ...]] = []
         filters = {file.path: file for file in self.files if file.kind == "filter"}
         for file in self.files:

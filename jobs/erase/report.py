@@ -160,7 +160,7 @@ class EraseReport(JobReport):
     erased: CompactReport | None = None
     searched: SearchReport | None = None
     remains: Remains = field(default_factory=Remains)
-    vacuum: VacuumReport | None = None  # a dry run over the older generations; None: nothing to ask of it
+    vacuum: VacuumReport | None = None  # a dry run over the older generations; None: none is needed
 
     @property
     def run_id(self) -> str:

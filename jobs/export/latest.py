@@ -5,10 +5,10 @@
   replace, tombstones delete, also those that a compaction of the store has dropped since (jobs.export.origin); in the
   same commit the offset that comes next
 
-So a run that is killed has committed both or nothing. A partition is blocked, and is named, at what cannot
-be read: damage, a gap, records that retention took before they were read, a partition that is not there. Damage hides
-how transactions ended, so reading stops at the first one that is open in front of the segment with the damage. Rows
-whose records retention deleted later are kept: the table has the latest state of each key over all records ever read.
+So a run that is killed has committed both or neither. A partition is blocked, and is named, at what cannot be read:
+damage, a gap, records that retention took before they were read, a partition that is not there. Damage hides how
+transactions ended, so reading stops at the first one that is open in front of the segment with the damage. Rows whose
+records retention deleted later are kept: the table has the latest state of each key over all records ever read.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class _PartitionRead:
     """Plan for one partition: offsets to read, and the problems that block it."""
 
     source: SourcePartition
-    start: int | None  # None: the table knows nothing of it
+    start: int | None  # None: the table has no offset of it
     first: int = 0  # log start
-    end: int | None = None  # None: not known, or nothing may be read
-    cut: int | None = None  # nothing from this offset on may be read: damage
+    end: int | None = None  # None: not known, or no offset may be read
+    cut: int | None = None  # no record from this offset on may be read: damage
     generation: int | None = None  # generation of a store; None: an archive
     doubts: Doubts = Doubts()
     problems: list[Problem] = field(default_factory=list)
@@ -89,7 +89,7 @@ class _PartitionRead:
             self.end = None
 
     def stop(self, problems: Sequence[Problem]) -> None:
-        """Read nothing from the segments on that these problems are in."""
+        """Read no record from the segments on that these problems are in."""
         self.problems += [problem for problem in problems if problem not in self.problems]
         offsets = [_offset_before(self.source, problem) for problem in problems]
         if None in offsets:

@@ -1,11 +1,11 @@
 """Source of the tables of `export --latest`: an archive, or generations of a store.
 
 A generation lacks the records that compactions removed. Superseded records are irrelevant, because their successors
-exist. A tombstone that was removed before a run read it deletes nothing. The manifests of generations show whether runs
+exist. A tombstone that was removed before a run read it deletes no row. The manifests of generations show whether runs
 since the table's last one removed any; a run without a manifest may have removed some. If so, a key of the table that
-the generation does not hold at all was deleted, as nothing but a tombstone takes the last record of a key. Retention
-can also have removed a key whose row is below the log start, or in a partition where `retention.exact` removed single
-records. Then the reason is unknown, and the partition is blocked and reported.
+the generation does not hold at all was deleted: only a tombstone removes the last record of a key. Retention can also
+have removed a key whose row is below the log start, or in a partition where `retention.exact` removed single records.
+Then the reason is unknown, and the partition is blocked and reported.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class ExportFolder:
 
 @contextmanager
 def taken(root: Root) -> Iterator[None]:
-    """Make a local folder, and hold it against other runs; do nothing elsewhere."""
+    """Make a local folder, and lock it against other runs; elsewhere do nothing."""
     if root.is_local and root.filesystem.get_file_info(root.base).type != pafs.FileType.File:
         make_folders(Path(root.base))
         with locked([Path(root.base)]):

@@ -87,7 +87,7 @@ def archived_plan(archived: ArchivedPartition, root: Root) -> LookupPlan:
 
 
 def _chosen(plans: Iterable[LookupPlan], wanted: Sequence[str], *, all_known: bool) -> list[LookupPlan]:
-    """Return the wanted plans. UsageError for an unknown partition, unless it may lie in an unreadable folder."""
+    """Return the wanted plans. UsageError for an unknown partition, unless it may be in an unreadable folder."""
     by_name = {plan.name: plan for plan in sorted(plans, key=lambda plan: (plan.topic, plan.partition))}
     if not by_name and all_known:
         raise UsageError(message="no partition to look into")

@@ -38,8 +38,8 @@ _TASKS_A_CORE = 4
 
 @dataclass
 class TableReport(JobReport):
-    """Counts of the answers by status. A query without an answer says so in its row, and is no problem; a folder that
-    cannot be listed is one.
+    """Counts of the answers by status. A query without an answer has the reason in its row, and is no problem; a folder
+    that cannot be listed is one.
     """
 
     job = "lookup"

@@ -97,7 +97,7 @@ def _places(options: MergeOptions, uris: Sequence[str]) -> Iterator[Place]:
 
 
 def _check_different(places: Sequence[Place]) -> None:
-    """Raise UsageError if there are not two copies, or one lies in another."""
+    """Raise UsageError if there are not two copies, or one is inside another."""
     for one, other in combinations(places, 2):
         for inner, outer in ((one, other), (other, one)):
             if lies_in(inner.uri, outer.uri):

@@ -275,7 +275,7 @@ def is_described(text: str) -> bool:
 
 
 def add_described(text: str, path: str, configs: ClusterConfigs) -> None:
-    """Add what a text says to the settings of a cluster. Raise BAD_DESCRIPTION, POLICY_SOURCES."""
+    """Add the settings that a text contains to those of a cluster. Raise BAD_DESCRIPTION, POLICY_SOURCES."""
     for number, form, what, entries in _sections(text, path):
         kind, _, name = what.partition(" ")
         if form == "Default" and what == "brokers in the cluster":

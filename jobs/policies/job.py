@@ -95,7 +95,7 @@ class PoliciesReport(JobReport):
 
 
 def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:
-    """Write the policies of a cluster. Raise POLICY_SOURCES, BROKERS_DISAGREE and others; then nothing is written."""
+    """Write the policies of a cluster. Raise POLICY_SOURCES, BROKERS_DISAGREE and others; then no file is written."""
     output = None if options.output is None else Path(options.output).absolute()
     if output is not None and output.exists() and not options.replace:
         raise OUTPUT_EXISTS(path=output)

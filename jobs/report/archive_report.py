@@ -167,8 +167,8 @@ class ArchiveReport(JobReport):
 
 
 def most_to_gain(report: ArchiveReport) -> str:
-    """Say for which partition a compaction would save the most bytes, one of a compacted topic if there is any; "" if
-    none would.
+    """Return text with the partition for which a compaction would save the most bytes, one of a compacted topic if
+    there is any; "" if none would.
     """
     gains = [
         (p.compacted, p.size_bytes - p.bytes_if_compacted, p) for p in report.good if p.bytes_if_compacted is not None
@@ -236,7 +236,7 @@ class SeveralArchives(ArchiveReport):
 
 
 def check_distinct(archives: Sequence[str]) -> None:
-    """Raise UsageError if an archive is, or lies in, another one: its partitions would count twice."""
+    """Raise UsageError if an archive is, or is inside, another one: its partitions would count twice."""
     for inner, outer in permutations(archives, 2):
         if lies_in(inner, outer):
             raise UsageError(message=f"report: {inner} is or lies in {outer}, and would count twice; leave one out")

@@ -106,7 +106,7 @@ def _begin(options: ReportOptions, partition: int | None = None) -> _Begun:
 
 
 def _profile(begun: Sequence[_Begun], options: ReportOptions, whole: ArchiveReport, progress: Progress) -> None:
-    """Profile the partitions of all archives, each into its report. whole: the report that says who worked."""
+    """Profile the partitions of all archives, each into its report. whole: the report that records who worked."""
     known = set().union(*(part.topics for part in begun))
     check_topics(options.topics, known, whole.archive)
     whole.notes += unmatched_tables(options.config.topics, known, options.config.path)
@@ -192,6 +192,6 @@ def _settings(options: ReportOptions, archived: ArchivedPartition, *, has_genera
 
 
 def is_compacted(config: Config, archived: ArchivedPartition) -> bool:
-    """Return whether settings say compact; for a topic that none names, whether its broker's cleaner was at work."""
+    """Return whether settings select compact; for a topic that none names, whether its broker's cleaner was at work."""
     settings = config.topic_settings(archived.topic)
     return settings.compacts or (not settings.named and archived.cleaner_checkpoint is not None)

@@ -1,8 +1,8 @@
-"""The report as one HTML page that needs nothing else: no font, no request, and one script of its own.
+"""The report as one HTML page that needs no other file: no font, no request, and one script of its own.
 
-The template escapes everything that stems from the archive (names, keys, notes; jinja2, autoescape), and control
+The template escapes all text that stems from the archive (names, keys, notes; jinja2, autoescape), and control
 characters are made visible. The page's policy names its script by hash, so that a browser runs no other one. The script
-only sorts and searches; the page shows everything without it, folded by <details>.
+only sorts and searches; the page shows all content without it, folded by <details>.
 
 The page joins what grows with the archive: tables of segments and plots hold a bounded number of rows, so 1,000
 partitions with 100,000 segments give a few MB; `--json` has every segment.

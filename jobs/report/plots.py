@@ -66,7 +66,7 @@ def horizontal_bars(
     most: float = 0.0,
 ) -> Plot:
     """Draw a bar of each series for each label; `show`: gives a value as text. Of many labels, in order, draw the first
-    different values, and tell in `says`; the table has every one.
+    different values, and note it in `says`; the table has every one.
     """
     rows = [(text, *(show(values[i]) for _, _, values in series)) for i, text in enumerate(labels)]
     names, drawn = [(text, "") for text in labels], list(series)

@@ -123,7 +123,7 @@ def before_resets(tables: State, targets: Sequence[Checkpoint]) -> Iterator[str]
 
 
 def list_apart(output: Root, archives: Mapping[str, Root], options: RestoreOptions) -> dict[str, Archive | None]:
-    """List each archive once (None: it cannot be read). Raise UsageError if the output lies in one."""
+    """List each archive once (None: it cannot be read). Raise UsageError if the output is inside one."""
     written = Place("--output", output.uri)
     listed: dict[str, Archive | None] = {}
     for root in archives.values():
@@ -156,7 +156,7 @@ def check_files(
             [
                 (path, size)
                 for path, size in _logs(manifests[target.key], "store")
-                if here.get(path.removeprefix(f"{target.folder}/"), -1) < size  # others lie in older folders
+                if here.get(path.removeprefix(f"{target.folder}/"), -1) < size  # others are in older folders
             ],
         )
         absent_files += [f"{target.folder}/{name}" for name in _absent_beside(here, manifests[target.key])]
@@ -192,7 +192,7 @@ def _may_be_ours(name: str) -> bool:
 
 
 def _absent_beside(here: Mapping[str, int], segments: Sequence[Segment]) -> Iterator[str]:
-    """Yield names of side files that are missing, or shorter than their segments' rows say. `here`: name -> bytes."""
+    """Yield names of side files that are missing, or shorter than their segments' rows state. `here`: name -> bytes."""
     yield from sorted(side_checksums(s.side_files for s in segments).keys() - here.keys())
     for s in segments:
         wanted = (names.INDEX, s.offset_index_bytes), (names.TIME_INDEX, s.time_index_bytes)
@@ -230,7 +230,7 @@ _HINT = (
 
 def left_out(tables: State, topics: TopicFilter, archives: Mapping[str, Archive | None]) -> Iterator[Problem]:
     """Yield a problem for each partition of the archive without a generation in the store. If an archive cannot be
-    read, the states of the last runs say which partitions it had. A topic that no run was asked to compact is no part
+    read, the states of the last runs show which partitions it had. A topic that no run was asked to compact is no part
     of the store.
 
     archives: listings by URI; None: the archive cannot be read.

@@ -1,13 +1,13 @@
 """A generation of the store -> a log directory that a broker starts on with no recovery.
 
-  checkpoints, or manifests of older generations -> which files, from the store and the archive (nothing is written yet)
-  every file is there, at least as long as its row says -> copies, checksum by checksum, partitions in parallel
+  checkpoints, or manifests of older generations -> which files, from the store and the archive (no file is written yet)
+  every file is there, at least as long as its row states -> copies, checksum by checksum, partitions in parallel
      (batches of magic 3 become magic 2, and the indexes of their files new ones)
   -> recovery-point, high watermark, cleaner and log-start checkpoints -> .kafka_cleanshutdown, last of all
 
-The archive and the store are only read. If two restores write to one folder, one continues; in a bucket, where nothing
-locks, the later one finds what the other has written by then. A restore that fails removes what it wrote, and nothing
-else: files that another process put into the folder meanwhile stay, and the error names them.
+The archive and the store are only read. If two restores write to one folder, one continues; in a bucket, which has no
+locks, the later one finds what the other has written by then. A restore that fails removes only what it wrote: files
+that another process put into the folder meanwhile stay, and the error names them.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def _restore_log(
     newer, reflinked = _holds_magic_3(segment), False
     if not newer:
         reflinked = copy_log(source, segment.path, output, to, segment.size_bytes, segment.checksum)
-    if newer is None:  # the headers tell; those of the copy, where each look at the source costs a request
+    if newer is None:  # the headers show it; those of the copy, where each look at the source costs a request
         looked_at = (source, segment.path) if source.is_local else (output, to)
         newer = holds_magic_3(*looked_at, segment.size_bytes)
     return (False, _in_magic_2(source, segment, output, to, formats)) if newer else (reflinked, None)

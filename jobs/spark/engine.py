@@ -1,7 +1,7 @@
 """Choice of the workers of a job, made only here and reported: tasks of Spark, or threads of this process.
 
-Jobs that write generations, indexes and tables run on Spark unless the user chooses otherwise; other jobs may choose
-by themselves (`auto`). A session starts with the first task: a job with nothing to do starts none. No pyspark here.
+Jobs that write generations, indexes and tables run on Spark unless the user chooses otherwise; other jobs may choose by
+themselves (`auto`). A session starts with the first task: a job without tasks starts none. No pyspark here.
 """
 
 from __future__ import annotations

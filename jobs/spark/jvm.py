@@ -175,7 +175,7 @@ def find_java() -> Path:
         raise NO_JAVA(found=f"no {java}" if home else "no java on PATH and no JAVA_HOME")
     java = java.resolve()
     release = java.parent.parent / "release"
-    if release.is_file():  # this file tells the version 50 ms faster than the JVM
+    if release.is_file():  # this file shows the version 50 ms faster than the JVM
         text = release.read_text(encoding="utf-8", errors="replace")
     else:
         text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr

@@ -19,7 +19,7 @@ from lastkey.jobs.errors import BAD_MASTER, SPARK_NOT_STARTED
 from lastkey.jobs.spark.submit import UserOptions
 
 _LOCAL: Final = re.compile(r"local(?:\[(\*|0*[1-9]\d*)(?:\s*,\s*\d+)?\])?")
-_OTHER: Final = re.compile(r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn|k8s://.+")  # Spark says the rest
+_OTHER: Final = re.compile(r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn|k8s://.+")  # Spark checks the rest
 _STANDALONE: Final = "spark://"
 _ADDRESS: Final = re.compile(r"(?P<host>\[[^\]]+\]|[^:/\s]+):(?P<port>\d{1,5})")
 _REMOTE: Final = re.compile(r"sc://(?P<host>\[[^\]]+\]|[^:/;@\s]+)(:(?P<port>\d{1,5}))?(/(;.*)?)?")
@@ -41,7 +41,7 @@ def count_local_cores(master: str) -> int | None:
 
 
 def check_master(user: UserOptions) -> None:
-    """Raise BAD_MASTER if Spark knows no such master or no address of a master or of Spark Connect answers,
+    """Raise BAD_MASTER if Spark knows no such master, or if no address of a master or of Spark Connect answers. Raise
     SPARK_NOT_STARTED for a mode in which no job runs.
     """
     if user.remote is not None:
@@ -74,7 +74,7 @@ def public_address(remote: str) -> str:
 
 
 def _check_remote(user: UserOptions, remote: str) -> None:
-    """Raise BAD_MASTER if nothing answers there: Spark would try for ten minutes."""
+    """Raise BAD_MASTER if no server answers there: Spark would try for ten minutes."""
     match = _REMOTE.fullmatch(remote)
     if match is None or int(match["port"] or 0) > 65535:
         expected = "sc://HOST:PORT[/;NAME=VALUE...] in --remote, spark.remote or SPARK_REMOTE"
@@ -91,7 +91,7 @@ def _failures(addresses: Sequence[tuple[str, int]]) -> list[str]:
     """Call all at once and return why none answers; empty if one does."""
     failed = dict.fromkeys(addresses, f"no answer within {_ANSWER_SECONDS:.0f} s")
     calls = {begin(partial(socket.create_connection, address, _ANSWER_SECONDS), "call"): address for address in failed}
-    with suppress(TimeoutError):  # a name may take longer to resolve, and nothing can cancel that
+    with suppress(TimeoutError):  # a name may take longer to resolve, and no call can cancel that
         for call in as_completed(calls, _ANSWER_SECONDS):
             error = call.exception()
             if error is None:

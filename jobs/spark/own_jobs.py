@@ -1,12 +1,12 @@
 """Jobs of one run among all those of a session, which may be a user's own: their names, and how to end them alone.
 
-All jobs of a run share a tag. Sessions with a SparkContext show a name in Spark's UI and event logs as the description
-of a job and as the name of its stages; those of Spark Connect let a client set only tags, so the name is one too.
+All jobs of a run share a tag. Sessions with a SparkContext show a name in Spark's UI and event logs: as the description
+of a job and as the name of its stages. Sessions of Spark Connect let a client set only tags, so the name is a tag too.
 
-Metrics of the jobs (bytes read, bytes written, records kept) are named accumulators, which Spark publishes to the sinks
+Metrics of the jobs (bytes read, bytes written, records kept) are named accumulators. Spark publishes these to the sinks
 of `spark.metrics.conf` and in the UI's `/metrics/json` as `<application>.driver.AccumulatorSource.lastkey.<name>`.
-Python tasks can feed no named accumulator, so the driver adds what each result tells: a task that is tried twice counts
-once.
+Python tasks can feed no named accumulator, so the driver adds the figures of each result: a task that is tried twice
+counts once.
 """
 
 from __future__ import annotations

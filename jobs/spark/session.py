@@ -1,4 +1,4 @@
-"""The Spark session: the only place that makes one. `jobs.spark.jvm` says what its JVM is launched with."""
+"""The Spark session: the only place that makes one. `jobs.spark.jvm` defines how its JVM is launched."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def _start_in_submitted(name: str) -> SparkSession:
 
 
 def _hide_checkout() -> None:
-    """Take this checkout out of PYTHONPATH: YARN gives a client's to executors, before the Lastkey that they are meant
-    to run, and their nodes may hold another version at the same path.
+    """Remove this checkout from PYTHONPATH. YARN gives a client's PYTHONPATH to executors, before the Lastkey that they
+    are meant to run. Their nodes may hold another version at the same path.
     """
     folders = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
     others = [folder for folder in folders if folder and Path(folder).resolve() != HOME]
@@ -160,7 +160,7 @@ def local_folders() -> list[str]:
 
 
 def has_lost_jvm(error: BaseException, patience_seconds: float) -> bool:
-    """Return whether an error says that the connection to the JVM broke, or the JVM ends within `patience_seconds`."""
+    """Return whether an error means that the connection to the JVM broke, or the JVM ends within `patience_seconds`."""
     if _is_broken_connection(error):
         return True
     context = running_context()
@@ -176,7 +176,7 @@ def has_lost_jvm(error: BaseException, patience_seconds: float) -> bool:
 
 
 def _is_broken_connection(error: BaseException | None) -> bool:
-    """Return whether this error, or one behind it, is that of a connection to the JVM which broke."""
+    """Return whether this error, or a cause of it, is that of a connection to the JVM which broke."""
     while error is not None:
         if isinstance(error, Py4JNetworkError):
             return True
@@ -208,7 +208,7 @@ def java_message(error: Py4JJavaError) -> str:
 
 
 def _plain(message: str) -> str:
-    """Return the first line of Java's text, without packages, and without class names that say nothing."""
+    """Return the first line of Java's text, without packages, and without class names that add no information."""
     first = re.sub(r'^Exception in thread "[^"]*" |^Error: ', "", message.strip().partition("\n")[0])
     first = re.sub(r"^(?:[a-z]\w*\.)+(?=[A-Z])", "", first)
     first = re.sub(r"^(?:Spark\w*|IllegalArgument)Exception: (?:requirement failed: )?", "", first)

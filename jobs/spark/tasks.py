@@ -107,7 +107,7 @@ def _add_counts(results: list[_CountedResult[R]]) -> list[R]:
 
 
 def _run_logged(stage: str, function: Callable[[T], R], item: T) -> R:
-    """Return `function(item)`; say in the executor's log what a task works on, and which try of it this is."""
+    """Return `function(item)`; note in the executor's log what a task works on, and which try of it this is."""
     context: Any = TaskContext.get()
     of = getattr(item, "input", item)  # input of a PartitionPlan
     name = f"{of.topic}-{of.partition}" if hasattr(of, "topic") and hasattr(of, "partition") else ""
@@ -160,7 +160,7 @@ def count_cores(spark: SparkSession) -> int:
     context = get_spark_context(spark)
     if context is not None:
         return int(context.defaultParallelism)
-    # Spark Connect tells no figure; a range has as many partitions unless asked for another number
+    # Spark Connect reports no figure; a range has as many partitions unless asked for another number
     numbers = spark.range(1 << 16).selectExpr("spark_partition_id() AS number")
     [row] = numbers.selectExpr("max(number) AS last").collect()
     return int(row["last"]) + 1
@@ -183,10 +183,12 @@ class _Ends(AccumulatorParam[list[Any]]):
 def _watched(
     context: SparkContext, n_items: int, watcher: Watcher
 ) -> Iterator[tuple[Accumulator[list[Any]], str | None]]:
-    """Tell `watcher` twice a second how far tasks are; yield (where they put their ends, path of their board or None).
+    """Report the progress of tasks to `watcher` twice a second; yield (where they put their ends, path of their board
+    or None).
 
     The board is a file on this machine with an int64 for each task, made only if the tasks run here: writing 8 bytes a
-    chunk costs nothing, and Spark tells nothing of a task before its end. On a cluster a task counts when it has ended.
+    chunk costs no measurable time, and Spark reports no progress of a task before its end. On a cluster a task counts
+    when it has ended.
     """
     over = threading.Event()
     ends: Accumulator[list[Any]] = context.accumulator([], _Ends())
@@ -225,8 +227,8 @@ def _watched(
 def watched(
     spark: SparkSession, n_tasks: int, watcher: Watcher
 ) -> Iterator[Callable[[int], AbstractContextManager[None]]]:
-    """Tell `watcher` what tasks read while they work, if they run on this machine; yield the function by which they
-    tell.
+    """Report to `watcher` what tasks read while they work, if they run on this machine; yield the function by which
+    they report it.
     """
     context = get_spark_context(spark)
     if context is None:

@@ -74,7 +74,7 @@ class SparkTasks:
         """Return the session; start it if there is none."""
         if self._started is None:
             started = self._start_spark()
-            self._work = _describe_work(started)  # now: a JVM that ends after the last task should cost nothing
+            self._work = _describe_work(started)  # now: a JVM that ends after the last task should cost no time
             self._started = started
         return self._started
 
@@ -237,7 +237,7 @@ class Threads:
                 futures[number].set_result(result)
 
         self._wanted.update(futures)
-        if self._ended:  # looked at after the line above: `cancel` ends everything requested by then
+        if self._ended:  # looked at after the line above: `cancel` ends all tasks requested by then
             raise _ended()
         for number in range(len(items)):
             self._began = True

@@ -1,1 +1,1 @@
-"""The Delta tables of a store. Nothing else knows Delta."""
+"""The Delta tables of a store. No other package knows Delta."""

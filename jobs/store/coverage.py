@@ -1,7 +1,7 @@
 """Offsets that a generation holds, and offsets that its chain has read. Vacuum uses both to decide on deletion.
 
 STORE.md ("Generations and vacuum") defines what a generation *holds*, its *chain*, and what the chain *has read*. The
-column `read` carries this from commit to commit, so nothing depends on the history of runs, or on older folders.
+column `read` carries this from commit to commit, so no decision depends on the history of runs, or on older folders.
 """
 
 from __future__ import annotations

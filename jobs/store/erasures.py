@@ -1,12 +1,11 @@
 """Erasures of a store: the keys of each, as digests in a file, and the offsets below which their records were erased.
 
-`erasures/<id>` holds an erasure's digests (`udfs.erased_keys`), which follow from a key that the user holds.
-The column `erased` of a generation has a bound for each erasure and log: below that offset the log's generations hold
-none of the keys. A topic that was made again is another log, and its topic id tells them apart. Every later generation
-of the partition has all these bounds too, also after a rollback and a --reset. So any two rows tell what may bring an
-erased record back: a generation that covers offsets below a bound which it lacks. A log that was
-unreachable during a repeated erasure may have received more records: its bound is MAX_OFFSET, as if it had never been
-searched.
+`erasures/<id>` holds an erasure's digests (`udfs.erased_keys`), which follow from a key that the user holds. The column
+`erased` of a generation has a bound for each erasure and log: below that offset the log's generations hold none of the
+keys. A topic that was made again is another log, and its topic id distinguishes them. Every later generation of the
+partition has all these bounds too, also after a rollback and a --reset. So any two rows show what may bring an erased
+record back: a generation that covers offsets below a bound which it lacks. A log that was unreachable during a repeated
+erasure may have received more records: its bound is MAX_OFFSET, as if it had never been searched.
 """
 
 from __future__ import annotations

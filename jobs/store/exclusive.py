@@ -41,7 +41,7 @@ def check_exclusive(root: Root) -> None:
         if root.is_local and error.errno in _NO_LINKS:
             raise _refused(root, "hard links, which commits need", error.strerror or str(error)) from error
         if root.is_local:
-            raise  # other failures of a bucket prove nothing here; the commit will report them
+            raise  # other failures of a bucket are no proof here; the commit will report them
     finally:
         with contextlib.suppress(OSError):
             root.filesystem.delete_file(root.full(probe))

@@ -60,8 +60,8 @@ class RunFolder:
 
 
 def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
-    """Yield every run's folder below segments/, and note everything else there. A folder is not whole behind a symbolic
-    link, or with one in it: its files may be another store's.
+    """Yield every run's folder below segments/, and note all other entries there. A folder is not whole below a
+    symbolic link, or with one in it: its files may be another store's.
     """
     linked, partition_links = is_link(store, PARTITIONS), links_in(store, PARTITIONS)
     notes += [f"{PARTITIONS}: {_LINK}"] if linked else []
@@ -130,7 +130,7 @@ def check_not_inside(what: str, root: Root, path: str = "") -> None:
 
 
 def check_no_archive(root: Root) -> None:
-    """Raise UsageError if partitions lie where a new store is to begin."""
+    """Raise UsageError if partitions are where a new store is to begin."""
     if not root.is_local or not os.path.isdir(root.base):  # noqa: PTH112
         return
     for folder in sorted(Path(root.base).iterdir()):

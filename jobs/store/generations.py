@@ -145,7 +145,7 @@ def open_store(uri: str) -> State:
     """Return the state of a store that holds a generation. Raise MissingPathError if it holds none, AccessError."""
     state = open_state(uri)
     store = state.root
-    found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))  # tells why a bucket does not answer
+    found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))  # shows why a bucket does not answer
     if found.type != pafs.FileType.Directory or not state.exists():
         raise MissingPathError(path=store.uri, expected=f"a store, with {table_folder(CHECKPOINTS)}", found="none")
     return state

@@ -107,7 +107,7 @@ def alone(root: Root, topic: str, before: TableOffsets) -> Iterator[None]:
 
 
 def _make_sure(spark: SparkSession, root: Root, topic: str, uri: str, stand: TableOffsets) -> None:
-    """Commit the offsets alone if no row changed, for then Delta has committed nothing."""
+    """Commit the offsets alone if no row changed, because Delta has then made no commit."""
     made = read_table_offsets(root, topic)
     if not isinstance(made, TableOffsets) or made.run != stand.run:
         with _said_by_commits(spark, stand):
@@ -127,7 +127,7 @@ def replace_all(root: Root, topic: str, rows: DataFrame, uri: str, stand: TableO
 def merge(root: Root, topic: str, rows: DataFrame, uri: str, key: Sequence[str], stand: TableOffsets) -> Changed:
     """Merge the last new record of each key into the table, in one commit.
 
-    rows: the table's columns and TOMBSTONE, each key once. key: columns that tell keys apart.
+    rows: the table's columns and TOMBSTONE, each key once. key: columns that distinguish keys.
     """
     spark = rows.sparkSession
     columns = [name for name in rows.columns if name != TOMBSTONE]

@@ -104,7 +104,7 @@ def describe_conflicting_runs(root: Root, keys: Collection[Key], notes: list[str
 
 
 def list_leases(root: Root, notes: list[str]) -> list[Lease]:
-    """Return the readable leases, valid and expired. Change nothing."""
+    """Return the readable leases, valid and expired. Change no file."""
     try:
         files = root.filesystem.get_file_info(pafs.FileSelector(root.full(RUNNING), allow_not_found=True))
     except OSError as error:

@@ -7,7 +7,7 @@ that died early. It holds the rows that the commit brings to the tables:
      "generation": {"checkpoint": {...}, "segments": [{...}, ...], "run": {...}, "partition_state": {...} or null}}
 
 The row of `compaction_checkpoints` decides which generation is current; the manifest is what the store knows of an
-older one. The folder of a rollback holds nothing else.
+older one. The folder of a rollback holds no segments.
 
 An empty file `committed` next to it marks a completed commit. It is written after the commit. If a crash comes between
 the two, a vacuum, or the commit that replaces this generation, writes it, since the table names the generation.
@@ -173,7 +173,7 @@ def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, 
     """Yield the files of a generation that differ from its manifest: path below the store, bytes expected (None: more
     than 0), bytes found (None: no such file).
     """
-    folder = commit.checkpoint.folder  # a rollback's files lie in an older one
+    folder = commit.checkpoint.folder  # a rollback's files are in an older one
     sizes: dict[str, int | None] = {f"{folder}/{name}": size for name, size in sizes_in(store, folder).items()}
     wanted = dict(_files(commit, folder))
     older = [path for path in wanted if not path.startswith(f"{folder}/")]

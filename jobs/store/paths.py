@@ -40,9 +40,9 @@ PARTITIONS: Final = "segments"  # a folder for each partition is in it
 MANIFEST: Final = "manifest.json"  # in a run's folder, see jobs.store.manifests
 COMMITTED: Final = "committed"  # beside it, written after the commit
 
-# The run id may have two suffixes: the attempt, which is part of the run id in a committed folder
-# (jobs.spark.running.folder_of_this_attempt, jobs.compact.waves), and one for the folder in which a generation's
-# segments wait (udfs.compact.split_stages.own_folder)
+# The run id may have two suffixes. The attempt is part of the run id in a committed folder
+# (jobs.spark.running.folder_of_this_attempt, jobs.compact.waves). The other suffix is for the folder in which a
+# generation's segments wait (udfs.compact.split_stages.own_folder)
 RUN_FOLDER: Final = r"[1-9][0-9]{0,18}-[0-9a-f]{32}(?:\.[0-9]{1,19}){0,2}"
 _RUN_FOLDER: Final = re.compile(RUN_FOLDER)
 

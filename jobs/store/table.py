@@ -359,7 +359,7 @@ def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
 
 
 def _commit_bytes(root: Root, name: str, number: int) -> bytes:
-    """Return a version's commit; nothing if its file is missing. Raise DAMAGED_TABLE if it is not whole."""
+    """Return a version's commit; no bytes if its file is missing. Raise DAMAGED_TABLE if it is not whole."""
     path = _commit_path(name, number)
     try:
         with root.filesystem.open_input_stream(root.full(path), compression=None) as stream:
@@ -452,7 +452,7 @@ def checkpoint(root: Root, name: str, number: int) -> None:
     checkpoint_name = f"{number:020}.checkpoint.parquet"
     shutil.rmtree(root.full(f"state/{copy}"), ignore_errors=True)  # leftovers of a killed run
     make_folder(root, f"state/{copy}/_delta_log")
-    try:  # delta-rs flushes nothing: it writes into a copy of the log
+    try:  # delta-rs flushes no file: it writes into a copy of the log
         for found in os.listdir(root.full(log)):  # noqa: PTH208
             if COMMIT.fullmatch(found) or CHECKPOINT.fullmatch(found):
                 os.link(root.full(f"{log}/{found}"), root.full(f"state/{copy}/_delta_log/{found}"))

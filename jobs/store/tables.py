@@ -38,7 +38,7 @@ KEY_COLUMNS: Final = ("topic", "partition")
 
 
 def open_state(store: str) -> State:
-    """Return the state of a store, without reading or writing. Raise UsageError if no table can lie under the path."""
+    """Return the state of a store, without reading or writing. Raise UsageError if no table can be under the path."""
     root = open_root(normal_uri(store))
     table.check_fit(root)
     return State(root)

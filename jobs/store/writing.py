@@ -1,9 +1,8 @@
 """Changes of a store's tables: `commit_wave`, the only commit, and the writes before and after it.
 
 A wave is appended to `cleaner_runs`, then one commit of `compaction_checkpoints` is the switch, by compare-and-swap
-(`jobs.store.table`): read the head, check that our partitions are where the run planned on, check that the files of the
-wave are there, put version n + 1. A run that comes second reads again, and commits if its partitions
-are as they were.
+(`jobs.store.table`): read the head; check that our partitions are where the run planned on; check that the files of the
+wave are there; put version n + 1. A run that comes second reads again, and commits if its partitions are as they were.
 
 `vacuum` and a run need no lock between them: vacuum commits a version that names the folders to delete. A run checks,
 on the head before its commit, that no version since its start names a folder of the run.
@@ -197,7 +196,7 @@ def vacuum_state(state: State, *, dry_run: bool = False, ahead_hours: int = 0) -
     number. ahead_hours: how far this machine's clock, which delta-rs asks, is ahead of the store's.
     """
     n_deleted = 0
-    hours = _TABLE_HOURS + ahead_hours if ahead_hours else None  # None: as the table says
+    hours = _TABLE_HOURS + ahead_hours if ahead_hours else None  # None: as the table defines
     for name in filter(state.table_exists, TABLES):
         version = state.head(name)
         if version.delta is not None:

@@ -162,7 +162,7 @@ def _plan_side_files(
 
 
 def _start_before(run: RunRow, previous: Commit | None, current: Checkpoint) -> int:
-    """Return the log start before the run. If the run's parent is unknown, retention of earlier runs tells it."""
+    """Return the log start before the run. If the run's parent is unknown, retention of earlier runs shows it."""
     if previous is not None:
         return previous.checkpoint.log_start_offset
     if run.parent_run_id is None or run.reset:
@@ -172,7 +172,7 @@ def _start_before(run: RunRow, previous: Commit | None, current: Checkpoint) -> 
 
 
 def _log_starts(archived: ArchivedPartition) -> tuple[int, int]:
-    """Return the log start by checkpoint, and by the first segment: a checkpoint names none that lies there."""
+    """Return the log start by checkpoint, and by the first segment: a checkpoint names none that is there."""
     return archived.log_start_checkpoint or 0, archived.segments[0].base_offset if archived.segments else 0
 
 
@@ -184,17 +184,17 @@ def _taken_until(archived: ArchivedPartition | None) -> tuple[int, ...]:
 def _unlisted(
     archive: Archive | None, archived: ArchivedPartition | None, missing: str, read: Ranges
 ) -> Problem | None:
-    """Return the problem that hides a partition in an archive that is there; None if nothing hides it."""
+    """Return the problem that hides a partition in an archive that is there; None if it is not hidden."""
     if not missing or archive is None:
         return None
     if archived is None:
-        return next(iter(archive.unreadable), None)  # the partition may lie in a folder that cannot be listed
+        return next(iter(archive.unreadable), None)  # the partition may be in a folder that cannot be listed
     return archived.problem or _lost_beginning(archived, read)
 
 
 def _lost_beginning(archived: ArchivedPartition, read: Ranges) -> Problem | None:
     """Return the gap before the first segment, unless the log start, the first leader epoch or remote storage explains
-    it, or the store has read all of it: then it may be deleted (`archive-needed`).
+    it. Return None also if the store has read all of it: then it may be deleted (`archive-needed`).
     """
     traces = archived.traces
     if not archived.segments or traces.first_epoch is None or archived.begins_elsewhere:
@@ -233,8 +233,8 @@ def _parent(
     roots: Mapping[str, str],
     manifest: Iterable[Segment],
 ) -> tuple[str, tuple[Segment, ...]]:
-    """Return (the reason if there is nothing to compare with, else ""; the segments that the run read). The run read
-    the previous generation's segments in the store, and the archive from their end on, as far as it went.
+    """Return (the reason if there are no segments to compare with, else ""; the segments that the run read). The run
+    read the previous generation's segments in the store, and the archive from their end on, as far as it went.
     """
     before = sorted(previous.segments, key=lambda s: s.base_offset) if previous is not None else []
     held = [s for s in before if s.root == "store"]

@@ -1,7 +1,7 @@
 """A process that runs the command line's jobs one after the other, and may be killed in the middle of one.
 
-It imports everything once: a job on a small archive then takes a fraction of a second. It is a process of its own
-because the libraries that talk to a bucket do not survive a fork, and because a job may hang.
+It imports everything once: a job on a small archive then takes a fraction of a second. The driver is a process of its
+own: the libraries that talk to a bucket do not survive a fork, and a job may hang.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stores and archives of a few records, the jobs that change them, and the invariants that are checked after any fault.
 
-Everything runs in forked children of a process that has imported and compiled everything, and that never touches
-delta-rs itself, whose threads do not survive a fork. So a job takes 50 to 100 milliseconds.
+Jobs run in forked children of a process that has imported all modules and compiled all kernels. This process never
+touches delta-rs itself, whose threads do not survive a fork. So a job takes 50 to 100 milliseconds.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ A broker keeps two topics (`model_log`): it appends, with and without keys, tran
 segments, gives up the beginning of its logs, loses a segment in the middle, and creates topics again. Between these
 events the model runs every command that changes data: compact with options and settings that differ each time,
 rollback, rebuild-state, vacuum, reindex, restore; now and then a broker continues with the restored folder as the new
-archive. After each command the model restores a generation, reads it with a reader of its own, and judges it by a rule
-of its own (`model_judge`); the commands' reports must be true; vacuum must not delete the only copy of a record.
+archive. After each command the model restores a generation. It reads the generation with a reader of its own, and
+judges it by a rule of its own (`model_judge`). The commands' reports must be true; vacuum must not delete the only copy
+of a record.
 
 A case is a seed, a number and its steps. Each step draws from a seed of its own, so steps may be left out: a failing
 case is made smaller until no step can go.

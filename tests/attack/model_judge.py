@@ -5,8 +5,8 @@ The rule starts from the input of a run (`given`): the records of the generation
 and of the archive behind it. The run may leave out a record of these only if
 
 - the run compacts, and a record of the same key outranks it: a later one (or of a higher time or version, by the
-  strategy) that is committed, that was given too, and that neither lies in the segment that is still written to nor
-  is protected by min.compaction.lag.ms;
+  strategy). This other record is committed and was given too. It is not in the segment that is still written to, and is
+  not protected by min.compaction.lag.ms;
 - it is a tombstone whose batch had a delete horizon, which lies behind the run's clock;
 - its transaction was aborted, by a marker that was given too;
 - it has no key, and the run's options drop such records;

@@ -1,7 +1,8 @@
 """The Python side of `preload.c`: it compiles the library, and orders a mishap for an operation of a process.
 
-An operation is identified by its kind, its path (below one root, by a pattern, because names of runs are drawn) and its
-number among those. This is the same in each run; the number among all operations is not, because threads take turns.
+An operation is identified by its kind, its path below one root, and its number among operations of this kind and path.
+The path is a pattern, because names of runs are drawn. This number is the same in each run; the number among all
+operations is not, because threads take turns.
 
 If the machine has no compiler, the test run fetches one as a package (ziglang, 100 MB, by its hash).
 """

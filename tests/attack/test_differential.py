@@ -300,8 +300,9 @@ def lines(folder: Path, log_start: int, kinds: str = "BR") -> list[str]:
 
 
 def begun_below(folder: Path, log_start: int) -> bool:
-    """Return whether a transaction began below the log start. A broker that has recovered the log does not know how it
-    began, nor that it was aborted, and so not how long its markers are needed; then only a consumer's view is compared.
+    """Return whether a transaction began below the log start. A broker that has recovered the log does not know how the
+    transaction began, nor that it was aborted. So the broker does not know how long the markers are needed; then only a
+    consumer's view is compared.
     """
     records = (line.split("\t") for line in dump([folder], "R")[folder])
     return any(fields[10] == "1" and fields[11] == "-" and int(fields[1]) < log_start for fields in records)

@@ -1,7 +1,8 @@
 """Drawn damage to two of three copies of a log, of which some are compacted, given to `merge`.
 
-Each batch that some copy still has must be in the result as it was written, or, if only a compacted copy has it, as the
-cleaner left it. Nothing else may be in there, and `verify` finds nothing if no batch was lost.
+Each batch that some copy still has must be in the result as it was written. A batch that only a compacted copy has must
+be in the result as the cleaner left it. The result may hold no other batch, and `verify` finds no problem if no batch
+was lost.
 
 ./spark-submit.sh test tests/attack/test_merge.py --attack-cases 1000
 """

@@ -3,11 +3,11 @@
     python -m tests.bench.bench_clouds --servers versitygw azurite
     python -m tests.bench.bench_clouds --servers moto --codec zstd --megabytes 300 --partitions 1 --delay-ms 60
 
-A plain copy (`pyarrow.fs.copy_files`) of the archive to this machine's disk, and of the generation back into the
-bucket, moves what a compaction reads and writes. The ratio is the time of both over the compaction's; the servers are
-those of the tests, on this machine, and take processor time of their own: a column has what they took during the
-compaction. The last column is the same compaction on the disk, which no store can beat. With --delay-ms a proxy is
-before an S3 server that lets each read of a log wait, as servers farther away do.
+A plain copy (`pyarrow.fs.copy_files`) moves the archive to this machine's disk, and the generation back into the
+bucket. These are the bytes that a compaction reads and writes. The ratio is the time of both over the compaction's; the
+servers are those of the tests, on this machine, and take processor time of their own: a column has what they took
+during the compaction. The last column is the same compaction on the disk, which no store can beat. With --delay-ms a
+proxy is before an S3 server that lets each read of a log wait, as servers farther away do.
 """
 
 from __future__ import annotations

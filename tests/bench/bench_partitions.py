@@ -1,10 +1,10 @@
 """A run over many small partitions: `python -m tests.bench.bench_partitions [--partitions 10000] [--server versitygw]`.
 
-Each partition has three segments of 100 records and an active one. Three runs follow one another: the first one,
-one with nothing due, and one in which 1 % of the partitions have grown. Each is a process as users start it, by each
-engine; its memory is the sum over the process, its JVM and Spark's workers. `--server` has archive and store in a
-bucket of a server on this machine, whose own processor time is a large part of such a run: moto looks at every key
-of the bucket for each listing.
+Each partition has three segments of 100 records and an active one. Three runs follow one another: the first one, one
+with nothing due, and one in which 1 % of the partitions have grown. Each is a process as users start it, by each
+engine; its memory is the sum over the process, its JVM and Spark's workers. With `--server`, archive and store are in a
+bucket of a server on this machine. The server's own processor time is a large part of such a run: moto looks at every
+key of the bucket for each listing.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 A broker appends to a tenth of the topics each day, rolls and gives up segments, and creates topics again; a segment is
 damaged for some nights; one of three disks is missing for a week. Each night runs `compact` with the clock of that
-night, and now and then the other commands that people schedule. After each night the model, which knows every record
-that was ever appended, checks what the run and its metrics said, and each key of the topics that it cleaned; in drawn
-nights also what `runs` tells, what `restore --as-of` brings back, and the tables of `export --latest`. File times go
-back a day each night, so that whatever waits for days finds that they have passed.
+night, and now and then the other commands that people schedule. The model knows every record that was ever appended.
+After each night it checks the report and metrics of the run, and each key of the topics that the run cleaned. In drawn
+nights it also checks the output of `runs`, the result of `restore --as-of`, and the tables of `export --latest`. File
+times go back a day each night, so that whatever waits for days finds that they have passed.
 """
 
 from __future__ import annotations

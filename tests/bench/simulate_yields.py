@@ -13,10 +13,10 @@ for each distinct new key. A run that rewrites a segment reads them once, for al
 of its segments.
 
 Space is the mean, over the nights, of all bytes after the night's run, new ones that wait included, divided by the live
-ones. Ours is swept by the dirty ratio and the least yield, the broker's by its dirty ratio, each over whole cycles.
-For comparison, the broker's I/O at the same space, on the straight line between its two neighbouring points, which a
-broker reaches that takes turns between the two. Logs begin clean, with their hot keys anywhere in them; `settled` skips
-60 nights first.
+ones. Ours is swept by the dirty ratio and the least yield, the broker's by its dirty ratio, each over whole cycles. For
+comparison, the broker's I/O at the same space is taken from the straight line between its two neighbouring points. A
+broker that alternates between the two points reaches this I/O. Logs begin clean, with their hot keys anywhere in them;
+`settled` skips 60 nights first.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ operations it means: the `nth` and so many `times` from there on (None: for ever
     raises=KeyError()    the operation raises this, in this process alone
 
 Else than with an error, the operation goes through to the real file. `at=1000` narrows `read` to reads that cover byte
-1000, so that a test can mean "the second read of this batch" without knowing how many reads there are.
+1000. So a test can mean "the second read of this batch" without knowing how many reads there are.
 
 Operations, and where they are caught:
 
@@ -27,11 +27,11 @@ Operations, and where they are caught:
     delete    pyarrow.fs and os.remove, os.unlink
 
 The means: `logformat.storage.locations` is the one place that makes a file system. In it pyarrow's LocalFileSystem
-becomes a subclass, so every check for a local root still sees a local one, with real paths, locks, fsync and mmap.
+becomes a subclass. So every check for a local root still sees a local one, with real paths, locks, fsync and mmap.
 Opens, lists, renames and deletes by Python itself are audit events (PEP 578), which may raise; os.pread and os.fsync
 are wrapped. The C library's pread is one symbol that LLVM looks up when a kernel is loaded: a child binds it to a
-function that counts and then calls the real one. A process that has loaded its kernels already cannot; faults in a
-read of headers alone (batches/reader.py) are therefore tested in a child. No C compiler is needed.
+function that counts and then calls the real one. A process that has loaded its kernels already cannot; faults in a read
+of headers alone (batches/reader.py) are therefore tested in a child. No C compiler is needed.
 
 Spark's workers and all other children of a child inherit the faults, by a `sitecustomize` on PYTHONPATH. Operations are
 counted in files of a folder, under a lock: the n-th operation is the n-th of all processes together. Those files also

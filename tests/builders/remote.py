@@ -1,6 +1,6 @@
 """Segments of tiered storage, as Kafka's LocalTieredStorage, Aiven's plugin and Pinterest's uploader upload them.
 
-Aiven's jars are not on Maven Central, so their objects are written here from the published format, with the standard
+Aiven's jars are not on Maven Central. So their objects are written here from the published format, with the standard
 library and the zstandard codec alone. Source, at Aiven-Open/tiered-storage-for-apache-kafka 1.1.1: ObjectKeyFactory,
 KafkaRemoteStorageManager (what is uploaded in which order), SegmentManifestV1, SegmentIndexesV1Builder,
 FixedSizeChunkIndex, VariableSizeChunkIndex, ChunkSizesBinaryCodec, KafkaTypeSerdeModule.

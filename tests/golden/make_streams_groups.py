@@ -1,7 +1,8 @@
 """The script that makes streams_groups.tar.xz: `python -m tests.golden.make_streams_groups`, half a minute.
 
-Partitions of a broker's `__consumer_offsets` with groups of all types, streams groups (KIP-1071) among them, and in
-`committed.json` what the broker's own AdminClient says that each has committed. CI has no jars of Kafka Streams.
+The file has partitions of a broker's `__consumer_offsets` with groups of all types, streams groups (KIP-1071) among
+them. Its `committed.json` has the offsets that each group has committed, as the broker's own AdminClient reports them.
+CI has no jars of Kafka Streams.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """End-to-end comparison with Kafka: compact and restore through the jobs, the broker's own cleaner on the same files.
 
-Three passes (the first cleaning, then 25 and 50 hours later from the log start) over logs that a real broker writes
-here and over the golden ones. Every record and every batch header that is left must be equal; only the segment that a
-batch lies in may differ, as empty segments are joined away (COMPACTION.md, "Intended differences").
+The logs are those that a real broker writes here, and the golden ones. Each is cleaned by three passes: the first
+cleaning, then 25 and 50 hours later from the log start. Every record and every batch header that is left must be equal;
+only the segment that a batch lies in may differ, as empty segments are joined away (COMPACTION.md, "Intended
+differences").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A lost marker between two transactions of a producer, under a real broker; and similar logs that brokers write.
 
-The broker, its consumer and its cleaner take the outcome of the next marker for both transactions, and the cleaner
-loses the only copy of a record. We keep it (KAFKA.md, "Transactions").
+The broker, its consumer and its cleaner take the outcome of the next marker for both transactions. The cleaner loses
+the only copy of a record. We keep it (KAFKA.md, "Transactions").
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Audits of a real mirror: MirrorMaker 2 copies topics from one broker to another, as `A.orders` or by their own names.
 
-The audit finds exactly the effects of a removed, a changed and a late record on the copy. A consumer that continues in
-the copy at the offsets of `audit failover` reads each record that its group had not read, and as many again as it says.
+The audit finds exactly the effects of a removed, a changed and a late record on the copy. A consumer continues in the
+copy at the offsets of `audit failover`. It reads each record that its group had not read, and as many again as the
+audit reports.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ theirs. A line says OURS if Lastkey differs there on purpose; nothing else may d
 
 - records without a key can be kept (`keep_null_keys`); Kafka drops them;
 - an output segment that is empty gives its base to the one after it (`join_empty_segments`); Kafka leaves it;
-- the last batch of the range, if it is of magic 0 or 1 and nothing of it stays, leaves an empty header of magic 2;
+- the last batch of the range, if of magic 0 or 1 and without remaining records, leaves an empty header of magic 2;
   Kafka throws; where something of it stays, and the log ends there, its last offset stays too; Kafka takes that of the
   last record;
 - the records of a transaction whose marker is lost stay, supersede nothing, and nothing supersedes them (`undecided`);

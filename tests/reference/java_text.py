@@ -1,7 +1,8 @@
 """Java's `new String(bytes, UTF_8)` in plain steps: decodes valid sequences, counts the bytes that a U+FFFD replaces.
 
 Source: the documentation of CharsetDecoder's malformed-input action REPLACE. It leaves a choice, in which JDK 17
-follows Unicode's "maximal subpart", but takes a surrogate for one piece, and an unfinished sequence at the end too.
+follows Unicode's "maximal subpart". But JDK 17 takes a surrogate for one piece, and an unfinished sequence at the end
+too.
 """
 
 from __future__ import annotations

@@ -310,8 +310,8 @@ def test_stream_continues_at_the_end_of_a_truncated_log(tmp_path, aside):
 
 @pytest.mark.parametrize("options", [{}, {"badRecords": "quarantine"}], ids=["strict", "quarantine"])
 def test_stream_waits_while_the_high_watermark_is_below_its_position(tmp_path, monkeypatch, options):
-    """After a broker's restart its high watermark may be below what the stream has read, and a copy may bring the
-    snapshot that knows of an open transaction last. Nothing is gone: the stream waits.
+    """After a broker's restart its high watermark may be below what the stream has read. A copy may bring the snapshot
+    that knows of an open transaction last. No data is gone: the stream waits.
     """
     archive = tmp_path / "archive"
     log = Growing(archive / "t-0", "a=1 | b=2 | c=3")

@@ -105,8 +105,8 @@ def test_record_of_a_new_log_is_kept_after_a_rollback_to_the_old_log(tmp_path: P
 
 
 def test_unsearched_generation_of_an_earlier_log_is_refused_after_an_erasure(tmp_path: Path) -> None:
-    """A generation of a log that was never searched for a key is refused if an erasure removed that key from another
-    log of the partition.
+    """A generation is refused if its log was never searched for a key that an erasure removed from another log of the
+    partition.
     """
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     first, world.topic_id = world.topic_id, UUID(int=5)

@@ -120,8 +120,8 @@ def test_search_finds_keys_in_audit_tables(spark: Any, lab: Path, capsys: pytest
         audit_keys(AuditKeysOptions(str(lab / "archive"), audits=str(lab / "store"), hide_keys=hide), Silent())
     code, report = check(capsys, lab, "--key", THERE)
     held = [place for place in report["searched"]["places"] if place["searched_as"] == "table"]
-    # the key is in an entry of its two records and in an older version of `audit_keys`, its hash in an entry and in the
-    # newest version
+    # the key is in an entry of its two records and in an older version of `audit_keys`; its hash is in an entry and in
+    # the newest version
     assert code == 3 and {place["state"] for place in held} == {"current", "older"}, report
     assert sum(place["found"] for place in held) == 4
     for log in (lab / "store" / "state").glob("audit_*/_delta_log/*"):

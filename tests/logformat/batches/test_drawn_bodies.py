@@ -2,8 +2,8 @@
 
 The libraries are pyarrow's lz4, snappy and zstd, zlib, and zstandard; only the frames around lz4 and snappy blocks, a
 few constant bytes, are the test's. Decompression must return the original bytes. The shapes mislead a decompressor's
-estimate of the size: compacted batches whose first offset delta is not 0, short records, one record, messages of
-magic 0 and 1, runs of one byte, noise, and lengths near the codecs' blocks.
+estimate of the size: compacted batches whose first offset delta is not 0, short records, one record, and messages of
+magic 0 and 1; also runs of one byte, noise, and lengths near the codecs' blocks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Any log that we compact equals the result of the slow twin of Kafka's cleaner: by batches and by records.
 
-Logs are drawn as lists of events (a batch, a marker, a new segment, a gap), so that a broker could have written each of
-them: offsets rise, producers open and close their transactions. Each is compacted several times with the clock moved,
-from files alone or with snapshots and transaction indexes beside them.
+Logs are drawn as lists of events (a batch, a marker, a new segment, a gap). A broker could have written each of them:
+offsets rise, producers open and close their transactions. Each is compacted several times with the clock moved, from
+files alone or with snapshots and transaction indexes beside them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Golden partitions compacted three times by us, and compared with the result of a real broker's cleaner.
 
-Every pass works on the result of our pass before it. All batches with all header fields and records must be equal, and
-so must the bytes of the `.log`, `.index`, `.timeindex` and `.txnindex` files, and file times. Two differences are
-intended: we join an empty segment of the broker to the next one (whose index entries are then relative to its base);
-and bytes of batches that were compressed again with zstd or snappy may differ, and so positions in the indexes.
+Every pass works on the result of our pass before it. All batches with all header fields and records must be equal. The
+bytes of the `.log`, `.index`, `.timeindex` and `.txnindex` files must be equal too, and so must file times. Two
+differences are intended: we join an empty segment of the broker to the next one (whose index entries are then relative
+to its base); and bytes of batches that were compressed again with zstd or snappy may differ, and so positions in the
+indexes.
 """
 
 from __future__ import annotations

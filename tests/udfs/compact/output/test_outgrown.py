@@ -1,5 +1,5 @@
 """Rebuilt batches outgrow a `.log` (KAFKA-20036): the group becomes several segments. For each limit, the batches equal
-those of a run without a limit, all ways of compaction write the same bytes, and the files of each segment fit the log.
+those of a run without a limit. All ways of compaction write the same bytes, and the files of each segment fit the log.
 """
 
 from __future__ import annotations
