@@ -50,7 +50,7 @@ def folders(named: str) -> tuple[Path, ...]:
     if named:
         return (Path(named).absolute(),)
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not caches.is_absolute():  # the specification says to ignore it
+    if not caches.is_absolute():  # the specification requires to ignore it
         with contextlib.suppress(RuntimeError):  # no HOME, and the user has no entry
             caches = Path("~/.cache").expanduser()
     own = (caches / "lastkey" / str(os.getuid()),) if caches.is_absolute() else ()
@@ -58,7 +58,7 @@ def folders(named: str) -> tuple[Path, ...]:
 
 
 def processor() -> str:
-    """Return a hash of the processor that kernels are compiled for here, as numba tells processors apart."""
+    """Return a hash of the processor that kernels are compiled for here, as numba distinguishes processors."""
     target = cpu_target.target_context.codegen().magic_tuple()
     return hashlib.sha256(repr(target).encode()).hexdigest()[:16]
 

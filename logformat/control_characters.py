@@ -2,8 +2,8 @@
 
 On a terminal ESC begins commands, and so do the C1 controls (U+0080 to U+009F); characters that set the direction of
 text make it read as something else. The set is Unicode's general category Cc except tab and newline, the property
-Bidi_Control, the separators U+2028 and U+2029, and surrogates (Python's stand-ins for bytes of a name that are not
-UTF-8).
+Bidi_Control, the separators U+2028 and U+2029, and surrogates. Surrogates are Python's replacement for bytes of a name
+that are not UTF-8.
 """
 
 from __future__ import annotations

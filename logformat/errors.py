@@ -94,7 +94,7 @@ def unless_unreadable() -> Iterator[None]:
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error says that a disk or a quota is full. No file is at fault then: every write fails."""
+    """Return whether an error means that a disk or a quota is full. No file is at fault then: every write fails."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -142,7 +142,7 @@ def _stopped(error: Exception, name: str) -> LogFormatError:
 
 
 def _describe(error: OSError) -> str:
-    """Return type, errno and text of an error; Arrow says everything twice, so only its last part."""
+    """Return type, errno and text of an error; Arrow repeats the text, so only its last part."""
     return f"{type(error).__name__}: {str(error).rpartition('Detail:')[2].strip()}"
 
 

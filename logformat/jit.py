@@ -94,7 +94,7 @@ _compiled_here: list[str] = []  # the first kernel, once it was named
 
 
 def _note_compilation(kernel: str) -> None:
-    """Log once in a process that kernels are compiled, because nothing else happens for a while."""
+    """Log once in a process that kernels are compiled, because no other output follows for a while."""
     if not _compiled_here:
         said = "compiling kernels, %s first: once for this installation, up to two minutes"
         logging.getLogger("lastkey").info(said, kernel)
@@ -115,7 +115,7 @@ class _Cache(_caching.FunctionCache):  # type: ignore[misc]
         return overload
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with contextlib.suppress(OSError):  # a full disk or a read-only folder costs time, nothing else
+        with contextlib.suppress(OSError):  # a full disk or a read-only folder costs only time
             super().save_overload(sig, data)
 
 

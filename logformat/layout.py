@@ -38,7 +38,7 @@ BATCH_HEADER = np.dtype(
         ("length", ">i4"),  # size - 12
         ("partition_leader_epoch", ">i4"),  # not covered by the CRC; -1 unknown
         ("magic", "i1"),  # 2
-        ("crc", ">u4"),  # CRC-32C of everything from `attributes` to the end
+        ("crc", ">u4"),  # CRC-32C of all bytes from `attributes` to the end
         ("attributes", ">i2"),  # bits below
         ("last_offset_delta", ">i4"),  # also the last sequence's delta; kept by compaction
         ("base_timestamp", ">i8"),  # or the delete horizon, where that bit is set
@@ -132,7 +132,7 @@ TXN_INDEX_ENTRY = np.dtype(
 SNAPSHOT_HEADER = np.dtype(
     [
         ("version", ">i2"),  # 1
-        ("crc", ">u4"),  # CRC-32C of everything after this field
+        ("crc", ">u4"),  # CRC-32C of all bytes after this field
         ("count", ">i4"),
     ]
 )

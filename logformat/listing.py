@@ -49,15 +49,15 @@ class ListedSegment:
 
 @dataclass(frozen=True)
 class Segment(ListedSegment):
-    """One segment of a log. A listing knows its files, a scan adds facts about its batches, and a run that writes a
-    generation adds the rest of what its manifest holds (`jobs.store.rows.SEGMENT_COLUMNS`).
+    """One segment of a log. A listing knows its files, and a scan adds facts about its batches. A run that writes a
+    generation adds the other columns of the manifest (`jobs.store.rows.SEGMENT_COLUMNS`).
 
     It holds only plain values, because it crosses between processes, and they suffice to find the files again.
     """
 
     # planned
     from_offset: int = 0  # the generation already has the batches below
-    named: NamedBytes | None = None  # as keys were erased from these offsets: must be there still, and nothing else
+    named: NamedBytes | None = None  # set if keys were erased here: the .log must have these bytes, and no more
     # scanned
     next_offset: int = -1  # end of the range that this segment covers
     last_offset: int = -1  # -1 when empty
@@ -128,8 +128,8 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
     Reads `leader-epoch-checkpoint` and, beside the folder, `log-start-offset-checkpoint`; a checkpoint that cannot be
     parsed is a note.
 
-    Raises FileNotFoundError if there is no such folder, LogFormatError kind "unreadable" for a `.log` that is not a
-    file, and any LogFormatError found while reading a `.log.swap` that counts.
+    Raises FileNotFoundError if there is no such folder. Raises LogFormatError kind "unreadable" for a `.log` that is
+    not a file, and any LogFormatError found while reading a `.log.swap` that counts.
     """
     filesystem, path = locate(path_or_uri, filesystem)
     path = path.rstrip("/")
@@ -178,11 +178,11 @@ class FolderFiles(NamedTuple):
 
 
 def list_partition_files(filesystem: Any, path: str, shown: str) -> FolderFiles:
-    """List a partition's folder, which messages call `shown`. Open nothing but a `.log.swap` that counts.
+    """List a partition's folder, which messages call `shown`. Open only a `.log.swap` that counts.
 
-    Raise LogFormatError kind "unreadable" if an entry named like a `.log` is a folder, a pipe or a link to nothing:
-    otherwise its segment would be missing without a note. Raise FileNotFoundError or OSError if the folder cannot be
-    listed.
+    Raise LogFormatError kind "unreadable" if an entry named like a `.log` is a folder, a pipe or a link without a
+    target: otherwise its segment would be missing without a note. Raise FileNotFoundError or OSError if the folder
+    cannot be listed.
     """
     listed, n_not_text = text_entries(filesystem.get_file_info(pafs.FileSelector(path)))  # Kafka's names are ASCII
     odd = odd_entries(filesystem, path, listed)

@@ -2,7 +2,7 @@
 log.
 
 A partition's folder is `<topic>-<partition>`; the topic may hold "-", so the LAST one counts. A file of the log is
-`<base>.<kind>`, the base an offset of 20 digits; a suffix after the kind tells at which step a swap stopped.
+`<base>.<kind>`, the base an offset of 20 digits; a suffix after the kind shows at which step a swap stopped.
 
 Source: LocalLog.parseTopicPartitionName, LogFileUtils and LogLoader (4.3.0; KAFKA.md, "Log directory"). Difference:
 Kafka parses any number before the first dot as an offset; here a name that Kafka would not write is not a file of the
@@ -194,9 +194,9 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
 
     The rules are LogLoader's, in its order (KAFKA.md, "Broker start"): a `.deleted` file goes; a `.cleaned` file goes,
     and with it every `.swap` at or above the lowest `.cleaned` base (the renaming had not ended); the offsets that the
-    remaining `.log.swap` files span replace everything else there, snapshots too; then each `.swap` takes its final
-    name. An index file without its log is removed. A broker leaves no such file, so it is reported as an orphan, unless
-    a `.deleted` log shows that the broker was deleting the index too.
+    remaining `.log.swap` files span replace all other files there, snapshots too; then each `.swap` takes its final
+    name. An index file without its log is removed. A broker leaves no such file, so it is reported as an orphan. It is
+    no orphan if a `.deleted` log shows that the broker was deleting the index too.
     """
     sizes = dict(files)
     out = Resolution()
@@ -215,7 +215,7 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
     if n_swap:
         out.notes.append(f"{n_swap} .swap files count as final: a swap was interrupted")
 
-    # A broker renames the .log first, then its indexes: a crash in between leaves these behind.
+    # A broker renames the .log first, then its indexes: a crash in between leaves these files.
     going = {file.base for file in parsed.values() if file.kind == LOG and file.suffix == DELETED}
     for (base, kind), name in sorted(finals.items()):
         if kind == SNAPSHOT:

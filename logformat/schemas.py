@@ -1,4 +1,4 @@
-"""Arrow schemas of everything that Lastkey reads from log files; each column is declared once, with unit and meaning.
+"""Arrow schemas of the data that Lastkey reads from log files; each column is declared once, with unit and meaning.
 
 RECORDS begins with the columns of Spark's own Kafka source (KafkaRecordToRowConverter, 4.2), so that a query for a live
 topic also runs on its files. As there, every one of these columns is nullable; a record without headers has null, not
@@ -6,8 +6,8 @@ an empty list; and a record without a timestamp has the moment -1 ms, 1969-12-31
 one difference: a timestamp too large for 64 bits of microseconds is null here, where Spark's source fails;
 `timestamp_ms` has it.
 
-The other columns hold Kafka's numbers as stored, including -1 for none, unless the column says null. They use only
-`binary` and `string`, because Spark does not accept the large forms for its own types.
+The other columns hold Kafka's numbers as stored, including -1 for none, unless the column's comment states null. They
+use only `binary` and `string`, because Spark does not accept the large forms for its own types.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ the memory of a chunk. Bytes at the end that are no batch come along as they are
 
 A killed run leaves no partial file that looks complete, and the next run continues:
 
-  convert.part           beside the partitions, written first, removed last: says what is converted
+  convert.part           beside the partitions, written first, removed last: states what is converted
   <topic>-<n>.part       folder of a partition, until all that it will hold is there; then it gets its own name
   <base>.log.part, ...   files of a segment that is being written; it is whole once its log and both indexes have names
 
-Names that end so are no log's for a listing, and a broker that finds such a folder does not start. In a bucket nothing
-gets another name, but an object appears whole or not at all. So there the files have their names at once, and
-`<topic>-<n>.part` is an object beside the folder, which a listing leaves out until that object is deleted.
+Names that end so are no log's for a listing, and a broker that finds such a folder does not start. An object of a
+bucket cannot be renamed, but it appears whole or not at all. So there the files have their names at once. There
+`<topic>-<n>.part` is an object beside the folder, and a listing leaves out the folder until that object is deleted.
 """
 
 from __future__ import annotations

@@ -112,9 +112,9 @@ def folder_topic(file: DumpFile) -> str | None:
 
 
 def dump_tasks(files: Iterable[DumpFile], options: DumpOptions, output_uri: str) -> list[DumpTask]:
-    """Return a task for each file; texts lie below the output by folder and name, with the suffix `.txt` or `.jsonl`.
+    """Return a task for each file; texts are below the output by folder and name, with the suffix `.txt` or `.jsonl`.
 
-    Raises ValueError if two files of one name lie in folders of one name, because both would become one text.
+    Raises ValueError if two files of one name are in folders of one name, because both would become one text.
     """
     suffix = "jsonl" if options.as_json else "txt"
     tasks: dict[str, DumpTask] = {}

@@ -1,7 +1,7 @@
 """File of an erasure's keys, below a store.
 
-It holds 8 bytes that tell the key of the digests, then the 16 bytes of each digest, rising, without repeats. Its name
-is the beginning of its SHA-256, so a name that fits says that the file is whole. A digest is a key's 128-bit
+It holds 8 bytes that identify the key of the digests, then the 16 bytes of each digest, rising, without repeats. Its
+name is the beginning of its SHA-256, so a name that fits shows that the file is whole. A digest is a key's 128-bit
 SipHash-2-4 under a secret that follows from a key which the user holds: without that key, guesses of keys cannot be
 tested against the file.
 """

@@ -47,7 +47,7 @@ class HeldBackJson(TypedDict):
 
 @dataclass(frozen=True)
 class HeldBack:
-    """Reason why nothing is cleaned or deleted now. -1 and "": the rule has no such thing, or it is unknown."""
+    """Reason why no record is cleaned or deleted now. -1 and "": the rule has no such thing, or it is unknown."""
 
     rule: Rule
     offset: int = -1  # the first one that is held back
@@ -61,7 +61,7 @@ class HeldBack:
 
     @property
     def in_future(self) -> bool:
-        """True if the timestamp lies behind the clock of the run."""
+        """True if the timestamp is later than the clock of the run."""
         return 0 <= self.now_ms < self.since_ms
 
     def to_json(self) -> HeldBackJson:

@@ -1,25 +1,28 @@
 """Offsets that no segment holds: a hole that a cleaner made is valid; a missing or short file is a gap.
 
-A leader writes without holes: each batch begins where the one before it ends, each segment where the last one ends, and
-a batch holds a record for each of its offsets. Only a cleaner makes holes, and it cleans a log from its start on. So:
+A leader writes without holes. Each batch begins where the previous batch ends, and each segment where the previous
+segment ends. A batch holds a record for each of its offsets. Only a cleaner makes holes, and it cleans a log from its
+start on. So:
 
-  a hole below the cleaner checkpoint                a cleaner made it: nothing to report
+  a hole below the cleaner checkpoint                a cleaner made it: no finding
   above, with a cleaner's work beside or above it    a cleaner made it too: the checkpoint is lost, or this is a replica
                                                      that was filled from a cleaned leader
   above, without                                     a file is missing, empty, or cut at a batch border: a gap
 
-"A cleaner's work" is a batch with fewer records than offsets, with a first offset above the end of the previous batch,
-or with a delete horizon, which only a cleaner sets. Above a hole, it shows that the cleaner has passed the hole. In the
-segment that ends at the hole, it shows that the cleaner may have removed the end of that segment too (Kafka before 4.0,
-and again from 4.4 on, does not keep the last batch of what it cleaned; KAFKA.md, "Versions").
+"A cleaner's work" is one of three: a batch with fewer records than offsets; a batch with a first offset above the end
+of the previous batch; a batch with a delete horizon, which only a cleaner sets. Above a hole, it shows that the cleaner
+has passed the hole. In the segment that ends at the hole, it shows that the cleaner may have removed the end of that
+segment too. (Kafka before 4.0, and again from 4.4 on, does not keep the last batch of a cleaned range; KAFKA.md,
+"Versions".)
 
-No other evidence exists. If a cleaner removed only whole batches at a segment border, and its checkpoint is lost, the
-bytes equal those of a log with a missing file. Producer sequences do not show the cause: they continue over the hole,
-or jump, in both cases. Such a hole is reported as a gap too, with a message that a cleaner may have made it.
+No other evidence exists. A cleaner may have removed only whole batches at a segment border, and its checkpoint may be
+lost. Then the bytes equal those of a log with a missing file. Producer sequences do not show the cause: they continue
+over the hole, or jump, in both cases. Such a hole is reported as a gap too, with a message that a cleaner may have made
+it.
 
-A hole is a gap anywhere if a file shows that records existed: an index without its log, or an index whose last entry
-lies behind the end of its log. The same holds behind the last segment, where a producer snapshot counts too, and below
-the first one, where the first leader epoch says where the log began.
+A hole is a gap anywhere if a file shows that records existed: an index without its log, or an index whose last entry is
+after the end of its log. The same holds after the last segment, where a producer snapshot is evidence too. It also
+holds below the first segment, where the first leader epoch shows where the log began.
 
 Compaction (`udfs.compact.scan.scan_partition`) and all readers of an archive share this rule. `udfs.verify.gaps` has
 code of its own for it, and tests compare the two. A reader checks only the holes within the wanted offsets. It sees a
@@ -70,8 +73,8 @@ class Hole:
     last: int
     path: str  # path of the segment that ends there
     position: int  # position of its end
-    indexed_end: int  # 1 + the largest offset behind its end that its own indexes name; 0: they name none
-    after: str  # path of the segment that begins behind it
+    indexed_end: int  # 1 + the largest offset after its end that its own indexes name; 0: they name none
+    after: str  # path of the next segment
 
 
 def missing(hole: Hole, orphan: str | None, cleaned: Callable[[], bool], hint: str) -> Problem | None:
@@ -111,7 +114,7 @@ def missing_below(first: int, last: int, orphan: str | None, epochs: str, hint: 
 
 
 def indexed_end(segment: Segment, end_position: int, end_offset: int, next_base_offset: int) -> int:
-    """Return 1 + the largest offset behind the end of a `.log` that its indexes name; 0 if they name none.
+    """Return 1 + the largest offset after the end of a `.log` that its indexes name; 0 if they name none.
 
     Entries at or above the next segment's base do not count: they are torn or belong to another log.
     """
@@ -132,13 +135,13 @@ def thinned_offset(batches: np.ndarray, previous_last_offset: int) -> int:
 
     Such a batch holds fewer records than offsets, begins above the end of the one before it, or has a delete horizon.
     previous_last_offset: of the batch before the first one, or the segment's base - 1; NOT_KNOWN. A compressed batch of
-    magic 0 or 1 shows nothing, because its header does not say where it begins.
+    magic 0 or 1 is no evidence, because its header does not state where it begins.
     """
     return int(last_thinned(batches, previous_last_offset, NOT_KNOWN))
 
 
 def offsets_behind(segments: Sequence[Segment], traces: Traces, number: int) -> Behind:
-    """Return the listing's facts about the offsets behind segments[number]. segments: by base offset."""
+    """Return the listing's facts about the offsets after segments[number]. segments: by base offset."""
     segment = segments[number]
     after = segments[number + 1].base_offset if number + 1 < len(segments) else None
     named = list(_between(traces.orphans, segment.base_offset, NO_END if after is None else after))
@@ -178,9 +181,9 @@ class GapFinder:
         return missing_below(low, first - 1, _shown(root, orphan), _shown(root, epochs) or "", self.hint)
 
     def behind(self, place: Behind, end: int, start: int, until: int, above: LogsAbove) -> Problem | None:
-        """Return the gap behind a segment; None without a gap, or if it holds none of the offsets [start, until).
+        """Return the gap after a segment; None without a gap, or if it holds none of the offsets [start, until).
 
-        end: offset behind the segment's last batch; above: lists the logs behind that segment, called only for a hole.
+        end: offset after the segment's last batch; above: lists the logs after that segment, called only for a hole.
         """
         segment, after = place.segment, place.next_base_offset
         path = f"{segment.root}/{segment.path}"

@@ -64,7 +64,7 @@ _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
 @contextmanager
 def timed(name: str) -> Iterator[None]:
-    """Tell --verbose when the work on a partition, segment or file begins, and how long it took."""
+    """Log for --verbose when the work on a partition, segment or file begins, and how long it took."""
     _LOG.debug("%s: begins", name)
     began = time.perf_counter()
     try:

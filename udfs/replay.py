@@ -1,10 +1,10 @@
 """Records of a partition into a live topic, each once: a task of `replay`.
 
-  init_transactions fences an earlier run and ends what it left open -> the group's offset says where to continue
+  init_transactions fences an earlier run and ends what it left open -> the group's offset shows where to continue
   -> records, a transaction of some thousands -> the offset that comes next, in the same transaction -> commit
 
 The offset is a consumer group's, of the target's topic and the source's partition: it is the offset in the source that
-comes next. Kafka commits it together with the records, so a killed run has written both or nothing that a consumer of
+comes next. Kafka commits it together with the records, so a killed run has written both, or no data that a consumer of
 committed data sees. Damage ends a partition: what is in front of it is committed.
 
 The client's batches carry neither timestamps nor headers, so there is a loop over records here; columns keep it short.
@@ -36,7 +36,7 @@ _PATIENCE: Final = 5.0  # seconds for an abort
 _NOT_READY: Final = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS")
 _TRANSACTION_RECORDS: Final = 20_000
 _TRANSACTION_BYTES: Final = 32 << 20  # below the queue of the client, which holds 1 GB
-_BATCH_ROWS: Final = 2_000  # rows of an Arrow batch: a transaction may end behind each
+_BATCH_ROWS: Final = 2_000  # rows of an Arrow batch: a transaction may end after each
 _BY_KEY: Final = -1  # a partition: the partitioner chooses
 _COLUMNS: Final = ("key", "value", "offset", "timestamp_ms", "headers")
 _OURS: Final = {
@@ -104,7 +104,7 @@ def replay_partition(task: ReplayTask) -> Replayed:
 
 def _replay(kafka: Any, task: ReplayTask, done: Replayed) -> None:
     name = f"{task.group}-{task.topic}-{done.partition}"
-    given = {"log_level": 2, **task.client, "error_cb": lambda _: None}  # calls raise: nothing is for stderr
+    given = {"log_level": 2, **task.client, "error_cb": lambda _: None}  # calls raise: stderr gets no messages
     with _Consumer(kafka, {**given, "group.id": task.group}) as consumer:
         producer = kafka.Producer({"linger.ms": 20, **given, **_OURS, "transactional.id": name})
         _retried(kafka, lambda: producer.init_transactions(_SECONDS))
@@ -142,7 +142,7 @@ def _retried(kafka: Any, call: Callable[[], R]) -> R:
 
 
 class _Consumer:
-    """Consumer of a group that reads nothing, closed in the end."""
+    """Consumer of a group that reads no records, closed in the end."""
 
     def __init__(self, kafka: Any, settings: Mapping[str, object]) -> None:
         of_group = {"enable.auto.commit": False, "isolation.level": "read_committed"}

@@ -40,7 +40,7 @@ class Expired:
     first: int  # base of the first removed segment
     until: int  # offset: the rule removed all in [first, until)
     segments: int
-    records: int  # as headers tell: a compressed batch of magic 0 or 1 counts as one
+    records: int  # by the headers: a compressed batch of magic 0 or 1 counts as one
     bytes: int
     bytes_above: int = 0  # reason size: bytes of the log above the high watermark, which the rule counts too
 
@@ -84,7 +84,7 @@ class SideFile:
     root: str  # URI that `path` is below
     path: str
     offset: int
-    checksum: int | None = None  # CRC-32C of what was written, where a manifest says it
+    checksum: int | None = None  # CRC-32C of what was written, where a manifest has it
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,10 @@ class Traces:
 
 @dataclass(frozen=True)
 class Behind:
-    """A listing's knowledge of the offsets behind the last batch of a segment."""
+    """A listing's knowledge of the offsets after the last batch of a segment."""
 
     segment: Segment
-    next_base_offset: int | None  # base offset of the segment behind it; None: it is the last one
+    next_base_offset: int | None  # base offset of the next segment; None: it is the last one
     cleaned_until: int = 0
     log_start: int = 0
     named: tuple[tuple[int, str], ...] = ()  # (offset that a file shows to have existed, path of the file); rising
@@ -139,7 +139,7 @@ TXN_BATCH = np.dtype(
 
 class ScannedChunk(NamedTuple):
     """Whole batches as a scan read and checked them. The checksum covers the segment from the first scanned byte to the
-    end of the chunk, so also the bytes that no batch's own checksum covers.
+    end of the chunk. So it also covers the bytes that no batch's own checksum covers.
     """
 
     position: int
@@ -172,7 +172,7 @@ class SegmentScan:
     thinned_offset: int = -1  # last offset that shows a cleaner's work (`thinned_offset`); -1: none
     indexed_end: int = 0  # end offset by the archive's own indexes if higher than by the batches; else 0 (`gaps`)
     above_base: int = -1  # base of the batch that reached the end offset; -1: none, or unknown
-    bytes_above: int = 0  # bytes of log from the end offset on, in this segment and those behind it
+    bytes_above: int = 0  # bytes of log from the end offset on, in this segment and the next ones
     wrapped_records: int = 0  # upper bound of the records in wrappers beyond `segment.records`
     facts_bytes: int = 0  # size of the file that was read in place of the segment; 0: there was none
     last_horizon_ms: int = -1  # largest delete horizon of its batches; -1: none, or not known
@@ -270,9 +270,7 @@ def side_checksums(side_files: Iterable[str | None]) -> dict[str, int]:
 
 
 def read_side_file(file: SideFile) -> bytes:
-    """Return a side file's bytes. Raises LogFormatError kind "side_file" if they differ from what the manifest says was
-    written.
-    """
+    """Return a side file's bytes. Raises LogFormatError kind "side_file" if the manifest has another checksum."""
     data: bytes = read_file(open_root(file.root), file.path)
     if file.checksum not in (None, found := int(google_crc32c.value(data))):
         expected = f"CRC-32C {file.checksum:#010x}, as it was written"

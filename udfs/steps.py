@@ -1,4 +1,4 @@
-"""The named steps of a run: points where a crash leaves other files behind than a crash before them.
+"""The named steps of a run: points where a crash leaves other files than a crash before them.
 
 A step is an audit event (PEP 578). Without a hook it costs less than a microsecond. Tests stop, kill or fail a run at a
 step (`tests/builders/steps.py`), so that they need not know which function does the work.
@@ -16,7 +16,7 @@ Stage = Literal["walk", "resolve", "rewrite"]
 Step = Literal[
     Stage,
     # compact, one task
-    "segments scanned",  # everything is decided, nothing is written
+    "segments scanned",  # all decisions are made, no file is written
     "log written",  # a new .log is there, without indexes
     "read back",  # a new segment is complete
     "generation written",  # all its files are there, none of the small ones is flushed
@@ -35,8 +35,8 @@ Step = Literal[
     "partition converted",  # its folder has the name of one that is not whole
     "archive converted",  # the mark of an unfinished conversion is there
     # export
-    "files exported",  # by all tasks; no table names them, and the mark says "unfinished"
-    "last rows written",  # rows of a table of --latest; nothing is merged
+    "files exported",  # by all tasks; no table names them, and the mark has the state "unfinished"
+    "last rows written",  # rows of a table of --latest; no rows are merged
     # vacuum
     "folders listed",
     "folders chosen",  # a run may still commit one of them

@@ -1,4 +1,4 @@
-"""Files of an archive or a store, through pyarrow.fs: nothing here renames or appends, so object stores work alike."""
+"""Files of an archive or a store, through pyarrow.fs: no renames, no appends, so object stores work alike."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Root:
 
     @property
     def is_local(self) -> bool:
-        """True if the files lie on a local file system (fsync, locks, file times)."""
+        """True if the files are on a local file system (fsync, locks, file times)."""
         return isinstance(self.filesystem, pafs.LocalFileSystem)
 
 
@@ -191,11 +191,11 @@ def put_if_absent(root: Root, path: str, data: bytes) -> bool:
     folder is flushed then too, so the name survives a power cut. After an OSError the file may exist nevertheless.
 
     An object store does this by itself. On a disk the order is: 1. the bytes go to a file of another name, and are
-    flushed; 2. a hard link, which replaces nothing, gives them their name; 3. the folder is flushed. ext4 and XFS write
-    a file's size and blocks after its name if it is not flushed, so a power cut can leave it empty, cut short or with
-    zeros: here only between 1 and 2, under the other name, which starts with a dot and which nothing reads. Between 2
-    and 3 the name may be lost, but no result was reported. After step 3 the name is durable. A file under its final
-    name is therefore complete; an incomplete one was changed later.
+    flushed; 2. a hard link, which replaces no file, gives them their name; 3. the folder is flushed. ext4 and XFS write
+    a file's size and blocks after its name if it is not flushed. A power cut can then leave it empty, cut short or with
+    zeros. Here that can happen only between 1 and 2, under the other name, which starts with a dot and is never read.
+    Between 2 and 3 the name may be lost, but no result was reported. After step 3 the name is durable. A file under its
+    final name is therefore complete; an incomplete one was changed later.
     """
     if not root.is_local:
         return bool(root.filesystem.put_if_absent(root.full(path), data))
@@ -218,7 +218,7 @@ def put_if_absent(root: Root, path: str, data: bytes) -> bool:
 def make_private(root: Root, path: str) -> None:
     """Make an empty file that its owner alone can read, before keys and values are written to it.
 
-    The umask can only take more away. Does nothing in object stores, which have rules of their own.
+    The umask can only take more away. Has no effect in object stores, which have rules of their own.
     """
     if root.is_local:
         os.close(os.open(root.full(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -240,8 +240,8 @@ def _flush_and_close(descriptor: int) -> None:
 @contextlib.contextmanager
 def flushing(root: Root, path: str) -> Iterator[None]:
     """Flush a file while the block runs, and on after it: the `flush_whole` of its folder waits for that and raises its
-    error. If the block fails too, raise the flush's error here: it says why the bytes differ. Where the disk is slower
-    than the task, wait after the block for the folder's oldest flush, and raise its error.
+    error. If the block fails too, raise the flush's error here: it explains why the bytes differ. Where the disk is
+    slower than the task, wait after the block for the folder's oldest flush, and raise its error.
     """
     if not root.is_local:
         yield
@@ -364,7 +364,7 @@ def links_below(root: Root) -> Iterator[str]:
 
 def occupied_by(root: Root) -> str:
     """Return the kind of the obstacle to a new folder; "": no entry, or an empty folder. A listing of pyarrow has
-    neither links to nothing nor names that are not UTF-8.
+    neither links without a target nor names that are not UTF-8.
     """
     info = _info(root, "")
     if info.type == pafs.FileType.File:

@@ -132,7 +132,7 @@ class BodyLoader:
                     yield run._replace(first=start + run.first)
                 step *= 2
             except LogFormatError as error:
-                if end - row > 1:  # the error's position only tells where to try next
+                if end - row > 1:  # the error's position only shows where to try next
                     bad = int(np.searchsorted(batches["position"], error.position, "right")) - 1
                     step = min(max(bad - row, 1), end - row - 1)
                     continue
@@ -194,7 +194,7 @@ class BodyLoader:
         """Decompress bodies in their order until the scratch is full."""
         scratch, n, order, way = self._scratch, len(packed.rows), packed.rows, packed.ways
         if _USUAL_RATIO * int((packed.stops - packed.starts).sum()) > len(scratch.array):
-            scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages cost nothing
+            scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages are free
         if len(packed.v3) and (packed.starts < packed.stops).any():
             self._sections.reserve(self.soft_bytes * 9 // 8)
         while (done := packed.done) < n and self._has_room(packed):
@@ -262,7 +262,7 @@ class BodyLoader:
         packed.done = first + len(reached)
 
     def _decode(self, chunk: Chunk, first: int, wanted: np.ndarray, bodies: np.ndarray) -> Run:
-        """Return the run of the batches from row `first` on, whose bodies, BODY[n], lie where they can be decoded."""
+        """Return the run of the batches from row `first` on, whose bodies, BODY[n], are where they can be decoded."""
         batches = chunk.batches[first : first + len(bodies)]
         n, lying = lay_spans(bodies, wanted)
         if lying >= 0:
@@ -282,7 +282,7 @@ class BodyLoader:
 
 
 def _check_first_offsets(chunk: Chunk, wanted: np.ndarray, bodies: np.ndarray, first: int) -> None:
-    """Check that compressed batches of magic 0 and 1 begin behind the batch before them. Their headers do not tell.
+    """Check that compressed batches of magic 0 and 1 begin after the batch before them. Their headers do not show it.
 
     bodies: BODY[m] of the chunk's batches from row `first` on; wanted: bool[n] of all.
     """
@@ -300,7 +300,7 @@ def _check_first_offsets(chunk: Chunk, wanted: np.ndarray, bodies: np.ndarray, f
 
 
 def _problem(chunk: Chunk, batch: np.void, body: np.void, status: int, where: int) -> LogFormatError:
-    """Return the error for a status of decode_records; its position is a byte of this batch, never behind it."""
+    """Return the error for a status of decode_records; its position is a byte of this batch, never after it."""
     path = chunk.path
     if status == record_kernels.BAD_COUNT:
         left, expected = int(body["end"]) - where, f"{int(body['n_records'])} records that fill the batch"

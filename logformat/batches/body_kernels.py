@@ -27,13 +27,13 @@ def lay_bodies(
     ends: np.ndarray,
     ways: np.ndarray,
 ) -> tuple[int, int, int, int]:
-    """Lay out the bodies as they lie in the file, whose bytes begin at raw_position.
+    """Lay out the bodies as stored in the file, whose bytes begin at raw_position.
 
     batches: BATCH[n]; wanted: bool[n]; many: bool[8], by codec, whether its library takes many bodies a call. Written:
     bodies: BODY[n], but for first_span, and without records of the unwanted; of the wanted bodies that are compressed,
     in the order in which they are decompressed, rows, starts, ends: int64[m], and ways: int8[m], the codec if it takes
     many a call, else ONE_BY_ONE; with room for n.
-    Returns (m; the numbers of wanted batches of magic 3, of magic 0 and 1 without codec, and of those that do not tell
+    Returns (m; the numbers of wanted batches of magic 3, of magic 0 and 1 without codec, and of those that do not state
     their base offset).
     """
     n = batches.shape[0]
@@ -69,7 +69,7 @@ def lay_bodies(
 
 @kernel
 def enter_unpacked(bodies: np.ndarray, rows: np.ndarray, ends: np.ndarray) -> None:
-    """Enter in bodies: BODY[], at rows: int64[m], that they lie in the scratch one behind the other, up to ends:
+    """Enter in bodies: BODY[], at rows: int64[m], that they are in the scratch one after the other, up to ends:
     int64[m].
     """
     start = 0
@@ -83,9 +83,9 @@ def enter_unpacked(bodies: np.ndarray, rows: np.ndarray, ends: np.ndarray) -> No
 
 @kernel
 def lay_spans(bodies: np.ndarray, wanted: np.ndarray) -> tuple[int, int]:
-    """Set first_span of bodies: BODY[n], one behind the other. wanted: bool[n].
+    """Set first_span of bodies: BODY[n], one after the other. wanted: bool[n].
 
-    Returns (number of spans, row of the first wanted body that cannot hold as many records as it says, else -1).
+    Returns (number of spans, row of the first wanted body that cannot hold as many records as it claims, else -1).
     """
     n_spans = 0
     for i in range(bodies.shape[0]):

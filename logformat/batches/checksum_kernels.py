@@ -28,9 +28,9 @@ _COMBINED_FROM: Final = 1024  # bytes of a batch: below, reading them takes as l
 def extend_by_batches(crc: int, raw: np.ndarray, sizes: np.ndarray) -> int:
     """Extend the CRC-32C `crc` (0: of no bytes) by `raw` (uint8), which batches of `sizes` (integer[n], bytes) fill.
 
-    A batch of magic 2 counts with the checksum in its header, which the caller has checked, or will check where the
-    bytes are read back: a batch that does not fit its own checksum makes this one wrong. Raises ValueError if the
-    batches do not fill `raw`.
+    A batch of magic 2 counts with the checksum in its header. The caller has checked that checksum, or will check it
+    where the bytes are read back: a batch that does not fit its own checksum makes this one wrong. Raises ValueError if
+    the batches do not fill `raw`.
     """
     sizes = np.ascontiguousarray(sizes, np.int64)
     if sizes.sum() != len(raw):

@@ -47,7 +47,7 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """Position behind the last batch in the file."""
+        """Position after the last batch in the file."""
         return int(self.batches["position"][-1]) + int(self.batches["size"][-1])
 
     @property
@@ -246,7 +246,7 @@ def batch_problem(path: str, position: int, status: int, expected: int, found: i
 
 
 def check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarray) -> None:
-    """Check that the offsets of BATCH[n] lie between a segment's base and the next one's, and fit its index entries.
+    """Check that the offsets of BATCH[n] are between a segment's base and the next one's, and fit its index entries.
 
     Raise LogFormatError kind "name", "overlap" or "relative_offset".
     """

@@ -1,8 +1,8 @@
 """Kernels from spans to Arrow buffers: find keys, values and headers of decoded records, and copy them (`columns`).
 
-The kernels check nothing, because decode_records has checked that every length fits its record. Records of a run lie in
-one of two uint8 arrays, as `span_kernels` says; `body_row` gives the row of each record's body, and `spans` may be a
-part of the run's.
+The kernels do no checks, because decode_records has checked that every length fits its record. Records of a run are in
+one of two uint8 arrays, as `span_kernels` describes; `body_row` gives the row of each record's body, and `spans` may be
+a part of the run's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def locate_fields(
 ) -> tuple[int, int]:
     """Find the fields of n records, and compute their places in Arrow's buffers.
 
-    body_row: int64[n]; spans: SPAN[n]; at: int64[3, n], written: first byte of the key, of the value, and behind the
+    body_row: int64[n]; spans: SPAN[n]; at: int64[3, n], written: first byte of the key, of the value, and after the
     header count; ends: int32[3, n + 1], written: Arrow's offsets, [:, 0] is 0, for headers counted in headers. Returns
     the bytes of all header keys and of all header values (0, 0 if not wanted).
     """

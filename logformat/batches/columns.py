@@ -1,8 +1,8 @@
 """Conversion of spans to Arrow: records of a run in the schema RECORDS, batch headers in the schema BATCHES.
 
-An Arrow batch holds at most `max_rows` records, and at most `max_bytes` of keys, values and headers unless a single
-record is larger, so its 32-bit offsets cannot overflow. Only the requested columns are made. They have memory of their
-own, because the next run uses the arrays of a run again.
+An Arrow batch holds at most `max_rows` records. It holds at most `max_bytes` of keys, values and headers, unless a
+single record is larger. So its 32-bit offsets cannot overflow. Only the requested columns are made. They have memory of
+their own, because the next run uses the arrays of a run again.
 
 Rules: Kafka's DefaultRecord, DefaultRecordBatch, AbstractLegacyRecordBatch and TimestampType (4.3.0).
 """

@@ -29,7 +29,7 @@ ATTRIBUTES_OFFSET: Final = field_offset(BATCH_HEADER, "attributes")
 LAST_DELTA_OFFSET: Final = field_offset(BATCH_HEADER, "last_offset_delta")
 BASE_TIMESTAMP_OFFSET: Final = field_offset(BATCH_HEADER, "base_timestamp")
 MAX_TIMESTAMP_OFFSET: Final = field_offset(BATCH_HEADER, "max_timestamp")
-# From the producer's id to the number of records the same fields lie in both headers
+# From the producer's id to the number of records both headers have the same fields
 PRODUCER_OFFSET: Final = field_offset(BATCH_HEADER, "producer_id")
 PRODUCER_OFFSET_V3: Final = field_offset(BATCH_HEADER_V3, "producer_id")
 PRODUCER_EPOCH: Final = field_offset(BATCH_HEADER, "producer_epoch") - PRODUCER_OFFSET
@@ -76,8 +76,9 @@ def write_header(out: np.ndarray, position: int, end: int, batch: Any, origin: A
 def read_trail(buf: np.ndarray, position: int, end: int) -> tuple[int, int, int, int, int]:
     """Read the trail of a magic 3 header at buf[position].
 
-    Returns (last offset delta, base timestamp, largest timestamp, first section, position after it), all 0 with
-    position -1 if a number is too long or runs past `end`. first section: its bytes as stored; ~bytes: not compressed.
+    Returns (last offset delta, base timestamp, largest timestamp, first section, position after it). If a number is too
+    long or runs past `end`, the position is -1 and the others are 0. first section: its bytes as stored; ~bytes: not
+    compressed.
     """
     last_delta, after = read_varint(buf, position, end)
     if after < 0:
@@ -113,7 +114,7 @@ def size_of_header_v3(last_delta: int, base_timestamp: int, max_timestamp: int, 
 
 @inline
 def write_header_v3(out: np.ndarray, position: int, end: int, batch: Any, attributes: int, first_section: int) -> None:
-    """Write a header of magic 3 at out[position]; the sections already lie behind it, up to out[end].
+    """Write a header of magic 3 at out[position]; the sections are already after it, up to out[end].
 
     batch: a BATCH row, whose attributes are `attributes`; first_section: as in `read_trail`.
     """

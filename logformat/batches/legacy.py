@@ -88,7 +88,7 @@ def message_checksums(
 
 
 def transcode_plain(chunk: Chunk, rows: NDArray[np.int64], bodies: NDArray[np.void], out: Scratch, at: int) -> int:
-    """Write the records of a chunk's uncompressed batches into `out` from byte `at` on; return the position behind
+    """Write the records of a chunk's uncompressed batches into `out` from byte `at` on; return the position after
     them.
 
     rows: int64[m], of these batches; bodies: BODY[n] of all, the same rows are filled. Offset deltas are 0, timestamp

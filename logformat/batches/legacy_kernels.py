@@ -101,8 +101,8 @@ def transcode_messages(
     src, out: uint8[::1], not the same memory; out has end - start bytes from out_at on; wrapper_*: of the wrapper
     (offset, timestamp: int64; attributes: bits as in layout). Offsets: a wrapper of magic 0 holds absolute ones; a
     wrapper of magic 1 has relative offsets, and the last one is wrapper_offset, but wrapper_offset 0 means base 0.
-    Timestamps: -1 for an inner message of magic 0 (also in a wrapper of magic 1, KAFKA-4298), the wrapper's if it has
-    magic 1 and LogAppendTime, else the message's own.
+    Timestamps: -1 for an inner message of magic 0 (also in a wrapper of magic 1, KAFKA-4298); the wrapper's if it has
+    magic 1 and LogAppendTime; else the message's own.
 
     Returns (status, bytes written, records, offset of the first record, offset of the last, greatest timestamp,
     position in src of the message in error).

@@ -51,7 +51,7 @@ _NOTHING: Final = np.empty(0, np.uint8)
 def read_headers(
     file: Any, path: str, wanted: LogRange, buffer: ChunkBuffer, tail: Tail, *, check_markers: bool = False
 ) -> Iterator[Chunk]:
-    """Yield the batches of a range of a file, front to back, by their headers: nothing is decompressed, and only
+    """Yield the batches of a range of a file, front to back, by their headers: no body is decompressed, and only
     markers' checksums are compared, on request. Every field of a header is checked as in `chunks.read_chunks`.
 
     file: an io.FileIO (`open(path, "rb", buffering=0)`), whose headers are read with one `pread` each, or together with
@@ -144,7 +144,8 @@ class LogReader:
     ) -> Iterator[Chunk]:
         """Yield the batches of a log from byte `start` on, which is a batch border, chunk by chunk.
 
-        Arguments and errors are as in `chunks.read_chunks`; kind "changed" also if the file is shorter than `log` says.
+        Arguments and errors are as in `chunks.read_chunks`; kind "changed" also if the file is shorter than the size in
+        `log`.
         """
         with self.open(log, start) as (file, end):
             wanted = LogRange(start, end, previous_last_offset, end_offset)

@@ -1,10 +1,10 @@
 """The sound batches of a damaged `.log`, and the byte ranges between them.
 
-A walk that continues behind damage:
+A walk that continues after damage:
 
-  checksum, or a field behind the length, is bad   the next batch is where the length field says, if a sound batch
+  checksum, or a field after the length, is bad    the next batch is where the length field leads, if a sound batch
                                                    begins there or the file ends there
-  the length field is bad                          search the bytes behind for a sound batch of magic 2
+  the length field is bad                          search the next bytes for a sound batch of magic 2
 
 A batch that the search finds counts only if another sound batch begins where it ends, or the file ends there: the value
 of a record may hold the bytes of a batch. Batches of magic 0 and 1 are found by length fields alone. The order of
@@ -34,7 +34,7 @@ class Damage:
 
     position: int
     end: int
-    error: LogFormatError  # error of the first batch there; kind "torn_tail": nothing follows
+    error: LogFormatError  # error of the first batch there; kind "torn_tail": no bytes follow
 
 
 def salvage(
@@ -42,7 +42,7 @@ def salvage(
 ) -> Iterator[np.ndarray | Damage]:
     """Yield the sound batches of an open file as BATCH[n], valid until the next step, and the damage between them.
 
-    size: bytes of the file that count. offsets: base offsets of batches that a search finds lie in [first, second).
+    size: bytes of the file that count. offsets: base offsets of batches that a search finds are in [first, second).
     Raise LogFormatError kind "unreadable" or "changed" if the file cannot be read up to `size`.
     """
     search = _SoundSearch(file, path, size, offsets, buffer)
@@ -85,7 +85,7 @@ class _SoundSearch:
         self.row = np.empty(1, BATCH)
 
     def next_sound(self, bad: int, of_bad: int) -> int:
-        """Return the position of the first sound batch behind a bad one; the file's size: there is none."""
+        """Return the position of the first sound batch after a bad one; the file's size: there is none."""
         behind = bad + of_bad
         if of_bad and (behind == self.size or self._sound_size(behind)):
             return behind

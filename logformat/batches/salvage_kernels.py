@@ -48,7 +48,7 @@ def find_sound(
     """Find the first place in buf[start:length] at which a batch of magic 2 begins whose checksum fits.
 
     buf: uint8; lowest, end_offset: its base offset must be in [lowest, end_offset); most: largest batch in bytes; row:
-    BATCH[1], scratch. Returns (place, its size); a batch that fits so far but ends behind `length` has the size -1;
+    BATCH[1], scratch. Returns (place, its size); a batch that fits so far but ends after `length` has the size -1;
     no place: (the first one that was not looked at, 0).
     """
     position = start

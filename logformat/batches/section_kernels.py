@@ -1,6 +1,6 @@
 """Kernels from the sections of magic 3 batches to records in the magic 2 encoding (FORMAT.md, "Magic 3").
 
-A body of magic 3 is two sections. The headers section has a column for each field of the records' headers, one behind
+A body of magic 3 is two sections. The headers section has a column for each field of the records' headers, one after
 the other, and then their keys; the payloads section has their values and headers. `sections` brings the sections of all
 batches of a run into one array.
 """
@@ -81,7 +81,7 @@ def _in_file(section: Any) -> bool:
 @kernel
 def copy_plain(raw: np.ndarray, sections: np.ndarray, out: np.ndarray, at: int) -> int:
     """Copy the plain sections of batches that have a compressed one too to out[at:] (uint8), and enter their new places
-    in SECTIONS[m]. Returns the position behind them.
+    in SECTIONS[m]. Returns the position after them.
     """
     for j in range(sections.shape[0]):
         section = sections[j]
@@ -106,7 +106,7 @@ def copy_plain(raw: np.ndarray, sections: np.ndarray, out: np.ndarray, at: int) 
 def measure_bodies(raw: np.ndarray, buf: np.ndarray, sections: np.ndarray, limit: int) -> tuple[int, int]:
     """Find the columns of SECTIONS[m], check that all fields fit, and measure the bodies in the magic 2 encoding.
 
-    raw, buf: uint8[], where the sections lie: in raw those of batches that have no compressed one. Returns (status,
+    raw, buf: uint8[], which contain the sections: raw those of batches that have no compressed one. Returns (status,
     row) of the first bad body; (OK, row): of one above `limit` bytes; (OK, -1).
     """
     for j in range(sections.shape[0]):
@@ -119,7 +119,7 @@ def measure_bodies(raw: np.ndarray, buf: np.ndarray, sections: np.ndarray, limit
 
 @inline
 def _skip(buf: np.ndarray, at: int, end: int, n: int) -> int:
-    """Return the position behind n varints, or `end` + 1."""
+    """Return the position after n varints, or `end` + 1."""
     for _ in range(n):
         while at < end and buf[at] >= 0x80:
             at += 1

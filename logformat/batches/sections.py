@@ -63,10 +63,10 @@ def set_places(sections: NDArray[np.void], places: list[Places]) -> None:
 def unpack(
     view: memoryview, codec: int, places: Places, out: Scratch, at: int, limit: int, batch: BatchPlace
 ) -> tuple[int, Places]:
-    """Decompress the packed sections of a batch into `out` from byte `at` on; return the position behind them, and
+    """Decompress the packed sections of a batch into `out` from byte `at` on; return the position after them, and
     their new places.
 
-    view: the bytes in which the stored sections lie; limit: most bytes of both. Raises the errors of decompress_into.
+    view: the bytes that contain the stored sections; limit: most bytes of both. Raises the errors of decompress_into.
     """
     headers_packed, payloads_packed, start, end, payloads_start, payloads_end = places
     if headers_packed:

@@ -77,7 +77,7 @@ class SegmentReader:
 
     @property
     def base_offset(self) -> int | None:
-        """The offset that the file's name says."""
+        """The offset in the file's name."""
         name = parse_segment_file(self.path.rpartition("/")[2])
         return name.base if name is not None and name.kind == LOG else None
 

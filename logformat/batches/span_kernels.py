@@ -1,6 +1,6 @@
 """Kernel from record bytes (magic 2 encoding) to spans (FORMAT.md, "Records").
 
-A span holds a record's place and the numbers in its varints; keys, values and headers stay in their array. Bodies lie
+A span holds a record's place and the numbers in its varints; keys, values and headers stay in their array. Bodies are
 in one of two uint8 arrays: the bytes of the file (uncompressed batches), or a scratch array (decompressed ones, and
 magic 0 and 1 after `legacy` has transcoded them).
 """

@@ -2,8 +2,8 @@
 
 The lines, and the findings at the end, are those of kafka-dump-log 4.3.0 for the same options; 4.4.0 prints some lines
 otherwise (KAFKA.md, "Versions"). These differences are on purpose: a file may be a URI or a folder; the checkpoints of
-a log directory are printed too; and damage is a line on stderr and exit code 3, followed by everything readable after
-it, where the tool ends with a stack trace.
+a log directory are printed too; and damage is a line on stderr and exit code 3, followed by all readable data after the
+damage; the tool ends with a stack trace there.
 
 Source: Kafka's DumpLogSegments (4.3.0).
 """
@@ -92,7 +92,7 @@ def select_files(files: Sequence[DumpFile], options: DumpOptions) -> list[DumpFi
     """Return the files to print: all named files, and a choice of those found in folders.
 
     To verify indexes, the choice is the indexes. With limits on records, it is the logs, except those whose
-    offsets, by their name and the next log's, lie outside of the limits.
+    offsets, by their name and the next log's, are outside of the limits.
     """
     wanted = options.log.wanted
     if options.verify_index_only:

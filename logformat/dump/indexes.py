@@ -2,7 +2,7 @@
 
 Source: Kafka's DumpLogSegments (4.3.0): dumpIndex, dumpTimeIndex, dumpTxnIndex, dumpProducerIdSnapshot. Differences:
 the log's headers are walked once; an entry whose position is no batch's start is a mismatch, where the tool reads
-the bytes at that position; an entry behind the log's end is a problem, where the tool ends with a stack trace; a time
+the bytes at that position; an entry beyond the log's end is a problem, where the tool ends with a stack trace; a time
 index is compared with the log alone, where the tool needs the offset index too.
 """
 
@@ -45,7 +45,7 @@ CONTRADICTIONS: Final = {
     "offsetNotFound": (
         ("indexOffset", "logOffset"), "The following indexed offsets are not found in :{}",
         "Indexed offset: {}, found log offset: {}",
-    ),  # -1 in the log: behind its end
+    ),  # -1 in the log: beyond its end
 }  # fmt: skip
 
 
@@ -109,7 +109,7 @@ class IndexedLog:
 def offset_index_columns(data: bytes, log: IndexedLog) -> Columns:
     """Return the columns of a `.index`, compared with its log.
 
-    Zeros at the end are left out, except a first entry of zeros. With a log, entries that point behind its end are left
+    Zeros at the end are left out, except a first entry of zeros. With a log, entries that point beyond its end are left
     out too, as a problem.
     """
     entries = log.entries(data, OFFSET_INDEX_ENTRY)
@@ -122,12 +122,12 @@ def offset_index_columns(data: bytes, log: IndexedLog) -> Columns:
             *(c.batches.copy() for c in log.chunks(LogReader(max_batch_bytes=log.max_batch_bytes))),
         ]
         found = _log_offsets(np.concatenate(rows), position)
-        log.findings.take("offsetMismatch", (found != offset) | (found < 0), offset, found)  # an entry can say -1 too
+        log.findings.take("offsetMismatch", (found != offset) | (found < 0), offset, found)  # an entry can hold -1 too
     return {"offset": offset, "position": position}
 
 
 def _within(position: NDArray[np.int64], log: IndexedLog) -> NDArray[np.bool_]:
-    """Return bool[n], which positions are not behind the log's end; report the first of the others as a problem."""
+    """Return bool[n], which positions are not beyond the log's end; report the first of the others as a problem."""
     size = log.file.size()
     behind = np.flatnonzero(position >= size)
     if len(behind):
@@ -155,7 +155,7 @@ def time_index_columns(data: bytes, log: IndexedLog) -> Columns:
         last_offset, largest = _largest_timestamps(log, offset)
         row = np.searchsorted(last_offset, offset)
         ends, times = np.append(last_offset, -1)[row], np.append(largest, NO_TIMESTAMP)[row]
-        exact = (ends == offset) & (ends >= 0)  # an entry can say -1 too
+        exact = (ends == offset) & (ends >= 0)  # an entry can hold -1 too
         before = np.concatenate([[NO_TIMESTAMP], timestamp[:-1]])
         log.findings.take("offsetNotFound", ~exact, offset, ends)
         log.findings.take("timestampMismatch", exact & (times != timestamp), timestamp, times)

@@ -111,7 +111,7 @@ def _number_at(values: Any, first: int, kind: str) -> tuple[NDArray[np.int64], N
 
 
 def control_text(records: Any) -> Any:
-    """Return the text after the line of each control record; for other records it means nothing."""
+    """Return the text after the line of each control record; for other records it has no meaning."""
     kind, epoch = read_markers(records)
     marker = joined(" endTxnMarker: ", pc.fill_null(kind, ""), " coordinatorEpoch: ", pc.fill_null(epoch, -1))
     other = pc.coalesce(_kraft_records(records), joined(" controlType: ", pc.fill_null(kind, "")))
@@ -203,7 +203,7 @@ def record_lines(
 
     records: pa.RecordBatch with the columns RECORD_COLUMNS. legacy_checksums: of each record uint32[n], and whether it
     fits; needed if any has magic 0 or 1. metadata: show offsets, sizes and so on. key, payload: pa.StringArray[n], null
-    where nothing is to be shown.
+    where no text is to be shown.
     """
     control = records.column("control")
     parts: list[Any] = []

@@ -37,7 +37,7 @@ from lastkey.logformat.primitives.binary_arrays import decode_text
 from lastkey.logformat.schemas import RECORDS, select
 from lastkey.logformat.storage.regular_files import LogFile
 
-# (keys, values, offsets) of data records -> (key texts, payload texts); null shows nothing
+# (keys, values, offsets) of data records -> (key texts, payload texts); null: no text
 Decoder = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 

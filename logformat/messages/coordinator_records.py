@@ -214,7 +214,7 @@ def decode_records(name: str, keys: Any, values: Any, offsets: Any) -> tuple[Any
     """Return (key, payload), the texts that kafka-dump-log prints for each record: pa.StringArray, null for none.
 
     keys, values: pa.BinaryArray; offsets: int64[n] of the records, for messages. If a coordinator's record has no key,
-    kafka-dump-log ends; here the key's text says so. Raises ValueError for a name that is not in decoder_names().
+    kafka-dump-log ends; here the key's text states that. Raises ValueError for a name that is not in decoder_names().
     """
     if name not in _DECODERS:
         raise unknown_name("decoder of Kafka's own topics", name, _DECODERS)

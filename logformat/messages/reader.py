@@ -1,6 +1,6 @@
 """Reader of Kafka's generated messages: from bytes straight to the JSON text of Kafka's JsonConverters.
 
-Kafka describes the records of its own topics in JSON files, and generates classes from them that read, write and
+Kafka describes the records of its own topics in JSON files. It generates classes from these files that read, write and
 convert the records (its generator module: MessageDataGenerator, JsonConverterGenerator). One reader here serves all of
 them, driven by the table kafka_messages.txt. It is made once for a message and version, as one closure a field, and
 returns text without objects in between.

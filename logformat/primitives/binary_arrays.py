@@ -41,8 +41,8 @@ def whole_array(values: Any) -> Any:
 def bytes_and_bounds(values: Any) -> tuple[NDArray[np.uint8], NDArray[Any]]:
     """Return (data, at): value i of a pa.Array of bytes or text is data[at[i]:at[i + 1]]; at is int32 or int64 [n + 1].
 
-    Copies nothing, except views and bytes of a fixed size. The bytes of a null value mean nothing: use the array's
-    validity.
+    Makes no copies, except of views and bytes of a fixed size. The bytes of a null value have no meaning: use the
+    array's validity.
     """
     kind = values.type
     wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)

@@ -4,9 +4,9 @@ Sources: Kafka's compress package (4.3.0), with Lz4BlockInputStream and Lz4Block
 snappy-java; RFC 1952 (gzip); RFC 8878 (zstd); the LZ4 frame format 1.6.
 
 Differences from Kafka's reader: Kafka ignores bytes after the end of a gzip or lz4 stream, and up to three after the
-last snappy block; here they are an error. As in Kafka, an lz4 content checksum is skipped, an lz4 frame of magic 0 may
-have any descriptor checksum (KAFKA-3160), gzip may have several members and zstd several frames; as in Java, flags of a
-gzip header that mean nothing are ignored.
+last snappy block; here they are an error. As in Kafka, an lz4 content checksum is skipped, and an lz4 frame of magic 0
+may have any descriptor checksum (KAFKA-3160). Also as in Kafka, gzip may have several members and zstd several frames.
+As in Java, flags of a gzip header without a meaning are ignored.
 
 Difference from Kafka's writer: zstd is written in one call, so that its window fits the body (one header byte); this is
 a tenth faster for small bodies, and up to 1 % smaller. gzip and lz4 come out byte for byte as Kafka's. Levels have the
@@ -105,7 +105,7 @@ class BombError(Exception):
     """A stream that decompresses to more than the limit."""
 
 
-_GzipError: Final = cast("type[Exception]", isal_zlib.error)  # its stubs say an instance
+_GzipError: Final = cast("type[Exception]", isal_zlib.error)  # its stubs declare an instance
 UNREADABLE: Final = (_GzipError, cramjam.DecompressionError, struct.error)
 
 
@@ -129,7 +129,7 @@ def decompress_into(codec: int, source: Source, out: Scratch, at: int, limit: in
 
 
 def read_body(codec: int, view: memoryview, out: Scratch, at: int, limit: int, magic: int = 2) -> int:
-    """Decompress as `decompress_into` does, for callers in a hurry: raises BombError or UNREADABLE, which say less."""
+    """Decompress as `decompress_into` does, but faster: raises BombError or UNREADABLE, with less detail."""
     if codec in MANY_A_CALL:
         return _read_frames(codec, view, out, at, limit, magic)
     if codec == CODEC_SNAPPY:
@@ -299,7 +299,7 @@ def pack_bodies(
     at: int,
     levels: Levels = DEFAULT_LEVELS,
 ) -> NDArray[np.int64]:
-    """Compress the bodies source[borders[i]:borders[i + 1]] as compress() does, one behind the other, into `out` from
+    """Compress the bodies source[borders[i]:borders[i + 1]] as compress() does, one after the other, into `out` from
     byte `at` on. Return int64[n]: where each ends in `out`. codecs: one a body.
     """
     n = len(codecs)

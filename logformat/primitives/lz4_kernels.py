@@ -181,11 +181,11 @@ def decompress_bodies(
     out_ends: NDArray[np.int64],
     any_descriptor: bool,
 ) -> tuple[int, int, int, int]:
-    """Decompress the bodies source[starts[i]:ends[i]] one behind the other, as `zstd_kernels.decompress_bodies` does
+    """Decompress the bodies source[starts[i]:ends[i]] one after the other, as `zstd_kernels.decompress_bodies` does
     and returns.
 
-    A body is one whole frame, and nothing else. Not more than `limit` and one block is asked for. any_descriptor: the
-    checksum of a frame's descriptor may be wrong. The detail of a BROKEN body is for error_text.
+    A body is exactly one whole frame. Not more than `limit` and one block is asked for. any_descriptor: the checksum of
+    a frame's descriptor may be wrong. The detail of a BROKEN body is for error_text.
     """
     n = starts.shape[0]
     for i in range(n):
@@ -218,7 +218,7 @@ def compress_bodies(
     out_ends: NDArray[np.int64],
     level: int,
 ) -> None:
-    """Compress each source[starts[i]:ends[i]] as a frame, one behind the other, into `out` from byte `at` on.
+    """Compress each source[starts[i]:ends[i]] as a frame, one after the other, into `out` from byte `at` on.
 
     out: has room for most_compressed(ends - starts); out_ends: int64[n], written: where each frame ends; level:
     FAST, or of the high compressor. A block that would not get smaller is stored.

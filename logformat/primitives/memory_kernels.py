@@ -1,8 +1,8 @@
 """Unaligned loads, stores and copies inside kernels.
 
 Byte-wise loops would be several times slower, because the compiler cannot join single-byte accesses of an array that
-may alias another one. Positions are byte indexes into C-contiguous uint8 arrays. Nothing is checked, except under
-NUMBA_BOUNDSCHECK=1 (`jit.CHECKED`): then bytes outside of the array raise IndexError. A prefetch reads nothing.
+may alias another one. Positions are byte indexes into C-contiguous uint8 arrays. The kernels do no checks, except under
+NUMBA_BOUNDSCHECK=1 (`jit.CHECKED`): then bytes outside of the array raise IndexError. A prefetch reads no value.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def siphash128_lanes(
     """Hash buf[starts[i]:ends[i]] as siphash128 does, for LANES ranges with the same number of whole words.
 
     starts, ends: int64[LANES]; lanes: uint64[5 * LANES], written: the low halves, then the high ones, then anything.
-    Its loops are such that LLVM works on several lanes with one instruction: a third of the time. All lie in one array,
+    Its loops are such that LLVM works on several lanes with one instruction: a third of the time. All are in one array,
     because LLVM does not compare the places of so many arrays.
     """
     for i in range(LANES):

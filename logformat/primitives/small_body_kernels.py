@@ -24,7 +24,7 @@ ASK_LIBRARY: Final = 4  # a status of decompress_bodies, beside those of zstd_ke
 _XERIAL_MAGIC: Final = int.from_bytes(b"\x82SNAPPY\x00", "big", signed=True)
 _XERIAL_HEADER: Final = 16
 _SNAPPY_MOST_LITERALS: Final = 60  # longest literal whose length the tag itself encodes
-_SNAPPY_LONGEST_LENGTH: Final = 4  # bytes; the library wants as many behind the tag, however many the length takes
+_SNAPPY_LONGEST_LENGTH: Final = 4  # bytes; the library wants as many after the tag, however many the length takes
 
 
 @inline
@@ -120,7 +120,7 @@ def decompress_bodies(
     limit: int,
     out_ends: NDArray[np.int64],
 ) -> tuple[int, int, int, int]:
-    """Decompress the bodies source[starts[i]:ends[i]] one behind the other, as `zstd_kernels.decompress_bodies` does
+    """Decompress the bodies source[starts[i]:ends[i]] one after the other, as `zstd_kernels.decompress_bodies` does
     and returns; but all that it does not read has the status ASK_LIBRARY.
     """
     n = starts.shape[0]

@@ -16,8 +16,8 @@ def replace_malformed(
 
     data: uint8; at: int64[n + 1]; out: uint8[>= 3 x the bytes of all values], written; out_at: int32[n + 1], written.
     Returns the bytes written. A replacement covers as many bytes as in Java's `new String(bytes, UTF_8)`: one byte
-    that begins nothing; a sequence as far as it is right; three bytes of a surrogate (Unicode has three replacements
-    there); and all that is left of an unfinished sequence at the end.
+    that begins no character; a sequence as far as it is right; three bytes of a surrogate (Unicode has three
+    replacements there); and all that is left of an unfinished sequence at the end.
     """
     n = 0
     out_at[0] = 0

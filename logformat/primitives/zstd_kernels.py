@@ -92,12 +92,12 @@ def decompress_bodies(
     limit: int,
     out_ends: NDArray[np.int64],
 ) -> tuple[int, int, int, int]:
-    """Decompress the bodies source[starts[i]:ends[i]] one behind the other into `out` from byte `at` on, until `stop`
+    """Decompress the bodies source[starts[i]:ends[i]] one after the other into `out` from byte `at` on, until `stop`
     is reached.
 
     context: of a Context "D"; limit: most bytes of one body; out_ends: int64[n], written: where each ends in `out`.
-    A body is one or more whole frames (RFC 8878), and nothing else. Returns (bodies done, bytes of `out` in use,
-    status, detail). The status tells of the first body that is not done: MORE_ROOM (`out` must have `detail` bytes),
+    A body is one or more whole frames (RFC 8878), and no other bytes. Returns (bodies done, bytes of `out` in use,
+    status, detail). The status is that of the first body that is not done: MORE_ROOM (`out` must have `detail` bytes),
     TOO_LARGE, or BROKEN (`detail` is the library's error).
     """
     n = starts.shape[0]
@@ -135,7 +135,7 @@ def compress_bodies(
     at: int,
     out_ends: NDArray[np.int64],
 ) -> int:
-    """Compress each source[starts[i]:ends[i]] as a frame, one behind the other, into `out` from byte `at` on.
+    """Compress each source[starts[i]:ends[i]] as a frame, one after the other, into `out` from byte `at` on.
 
     context: of a Context "C"; out: has room for most_compressed(ends - starts); out_ends: int64[n], written: where each
     frame ends. Returns the number of bodies done: all, unless the library has failed.

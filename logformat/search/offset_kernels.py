@@ -4,10 +4,10 @@ The bytes of a `.log` come as a window of it; the window of a mapped file is the
 outside the window, or finds bytes or entries that it cannot trust, returns a status and keeps its state; the caller
 solves the problem and calls again.
 
-The kernels trust no entry of an index: it must point at a batch that ends at the entry's offset, or at an earlier one
-from which the walk comes to such a batch (an older broker's entry holds the last offset of a whole append, and the
-append's start). All batches before one that ends at or below the target end below the target too, so the walk from
-there finds the first one that does not.
+The kernels trust no entry of an index. An entry must point at a batch that ends at the entry's offset, or at an earlier
+batch from which the walk reaches that batch. An older broker's entry holds the last offset of a whole append, and the
+append's start. All batches before one that ends at or below the target end below the target too. So the walk from there
+finds the first one that does not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NONE: Final = 1  # no such batch up to the end of the log
 NEED: Final = 2  # bytes outside the window, from the position in state[NEEDED] on, are needed
 WRONG_INDEX: Final = 3  # an entry of the offset index does not point at its batch
 WRONG_TIMES: Final = 4  # the batch of an entry of the time index has another timestamp, or is not there
-LONG_WALK: Final = 5  # a walk over more batches than lie between two entries
+LONG_WALK: Final = 5  # a walk over more batches than there are between two entries
 BAD_BATCH: Final = 6  # state[PROBLEM] as in `walk_batches`, with EXPECTED and FOUND_VALUE, at state[POSITION]
 
 # state of a search, int64[STATE_SIZE]

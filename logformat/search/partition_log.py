@@ -12,15 +12,15 @@ offset index <= the target. Walk from there to the first batch whose last offset
 none (its last batches were compacted away), take the first batch of the next segment that has any. A broker's fetch
 begins there.
 
-By time: take the first segment whose largest timestamp is >= the target, and in it the first record with a timestamp >=
-the target and an offset >= the log start. A segment without timestamps has the time of its file. If that segment has no
-such record there is no answer; like a broker, the search does not try later segments. With timestamps out of order the
-answer is the first such record in the log, not the one with the smallest timestamp.
+By time: take the first segment whose largest timestamp is >= the target. In it, take the first record with a timestamp
+>= the target and an offset >= the log start. A segment without timestamps has the time of its file. If that segment has
+no such record there is no answer; like a broker, the search does not try later segments. With timestamps out of order
+the answer is the first such record in the log, not the one with the smallest timestamp.
 
 segment_search explains how far the search trusts a segment's indexes. `notes` names the skipped files.
 
 Sources: Kafka's LocalLog.read, LogSegment.translateOffset and findOffsetByTimestamp, FileRecords.searchForTimestamp,
-UnifiedLog.fetchOffsetByTimestamp (4.3.0). Difference: the search leaves out segments that lie entirely below the log
+UnifiedLog.fetchOffsetByTimestamp (4.3.0). Difference: the search leaves out segments that are entirely below the log
 start, because a broker removes them at its next retention check.
 """
 
@@ -50,7 +50,7 @@ from lastkey.logformat.side_files import checkpoints
 from lastkey.logformat.storage.locations import file_system
 
 FOUND: Final = k.FOUND  # status of a LOCATION
-END: Final = 7  # the target is in the log, or is its end, but nothing can be read there (yet)
+END: Final = 7  # the target is in the log, or is its end, but no record can be read there (yet)
 OUT_OF_RANGE: Final = 8  # below the log start, or above the log end
 EARLIEST: Final = -2  # targets of offsets_for_times that are not timestamps (ListOffsetsRequest)
 LATEST: Final = -1
@@ -126,12 +126,12 @@ class PartitionLog:
     """Segments of one partition; a search opens only those that it needs. Use it from one thread at a time.
 
     log_start_offset: the first offset that can be read; None: the first segment's base. leader_epochs: (epoch, its
-    start), rising, for the answers EARLIEST and LATEST. end_offset: answers lie below it (a high watermark, or last
+    start), rising, for the answers EARLIEST and LATEST. end_offset: answers are below it (a high watermark, or last
     stable offset); None: the log end. log_end_offset: the end of the log; None: ask the last segment. max_open: number
     of segments to keep mapped. max_batch_bytes: refuse a batch that is larger, stored or decompressed. place: the file
     system of a segment's root, and the root's path on it.
 
-    Raises LogFormatError with path and position for an invalid batch before the answer, a missing or shortened file,
+    Raises LogFormatError with path and position: for an invalid batch before the answer, a missing or shortened file,
     and a log start above the log end. A search by time checks the checksum of batches whose records it reads; a search
     by offset does not.
     """
@@ -241,7 +241,7 @@ class PartitionLog:
     def lookup_offset(self, offset: int) -> Location | None:
         """Return the batch at which a fetch from `offset` begins: the first whose last offset is >= it.
 
-        Return None at the end of the log and outside it; `lookup_offsets` tells them apart.
+        Return None at the end of the log and outside it; `lookup_offsets` distinguishes the two.
         """
         log_end, end = self._end or self._ends()
         if not self._log_start <= offset < end:
@@ -266,8 +266,8 @@ class PartitionLog:
     def lookup_offsets(self, offsets: ArrayLike) -> NDArray[np.void]:
         """Return LOCATION[n] for int64[n] offsets in any order. Raise TypeError for anything but whole numbers.
 
-        The status is FOUND; END if there is nothing to read there (yet); or OUT_OF_RANGE if a broker would answer with
-        that error. For the last two, all other fields are -1.
+        The status is FOUND; END if there is no record to read there (yet); or OUT_OF_RANGE if a broker would answer
+        with that error. For the last two, all other fields are -1.
         """
         targets = _whole_numbers(offsets)
         out = np.full(len(targets), OUT_OF_RANGE_ROW)

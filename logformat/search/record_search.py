@@ -50,7 +50,7 @@ class RecordSearch:
             asked = asked[: len(candidates)]
             places = self._first(segment, candidates, targets[asked], start_offset, exact=False)
             out[asked] = places
-            # A header may promise a timestamp that no record has, or only one below the start: continue behind it.
+            # A header may promise a timestamp that no record has, or only one below the start: continue after it.
             missed = places["offset"] < 0
             asked, after = asked[missed], (candidates["position"] + candidates["size"])[missed]
         return out

@@ -13,7 +13,7 @@ The search uses the log up to the first malformed header. It checks an index bef
               (LogSegment.readLargestTimestamp does the same).
 
 If an index is missing, torn or fails these checks, the search reads the segment's headers once and indexes them in
-memory; `notes` says so. It does the same if an index has entries too far apart.
+memory; `notes` states that. It does the same if an index has entries too far apart.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class SearchableSegment:
         state = k.new_state(self.base_offset)
         window, origin = self.whole, 0
         while True:
-            # With `after` a search may start behind an entry's own batch, and could then not check the entry.
+            # With `after` a search may start after an entry's own batch, and could then not check the entry.
             times = self.times if after is None else k.Index(self.whole[:0], k.TIME_ENTRY, 0, self.base_offset)
             seen = k.Window(window, origin, self.end)
             status = find_times(seen, self.index, times, start_offset, targets, begin, state, out)
@@ -260,9 +260,7 @@ class SearchableSegment:
         return self.whole, 0
 
     def _pair(self, index: str | None) -> str:
-        """Name an index file and its log for a note: either may be wrong, and they may lie in the store and the
-        archive.
-        """
+        """Name an index file and its log for a note: either may be wrong; they may have different folders."""
         return self.path if index is None else f"{located(self._place, self.listed.beside, index)[1]} of {self.path}"
 
     def _make_anew(self, index: str | None, why: str) -> None:

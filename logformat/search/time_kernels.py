@@ -1,6 +1,6 @@
 """Kernels of the search by time: they find the batches that may hold the answers, and the records in them.
 
-They work like `offset_kernels`. An entry of the time index says that no batch before its creation has a larger
+They work like `offset_kernels`. An entry of the time index states that no batch before its creation has a larger
 timestamp, and names the first batch with this one. The walk checks that the batch is there and has the timestamp; like
 a broker, it takes from the index that no earlier batch has a larger one.
 """

@@ -56,7 +56,7 @@ class WindowedLog:
         with readable(path):
             self._file = open_input(filesystem, path)
             _check_size(path, size, int(self._file.size()))
-        self.whole = _fixed(np.empty(0, np.uint8))  # nothing is mapped
+        self.whole = _fixed(np.empty(0, np.uint8))  # no file is mapped
         self._window, self._origin, self._next_bytes = self.whole, 0, WINDOW_BYTES
 
     def at(self, position: int) -> tuple[Bytes, int]:
@@ -71,7 +71,7 @@ class WindowedLog:
         return self._window, self._origin
 
     def copy(self, positions: NDArray[np.int64], starts: NDArray[np.int64]) -> Bytes:
-        """Copy batches as MappedLog does; batches that lie near each other are read at once."""
+        """Copy batches as MappedLog does; batches that are near each other are read at once."""
         out = np.empty(int(starts[-1]), np.uint8)
         ends = positions + np.diff(starts)
         apart = (positions[1:] - ends[:-1] > WINDOW_BYTES) | (np.diff(positions // MOST_WINDOW_BYTES) > 0)

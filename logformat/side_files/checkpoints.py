@@ -68,7 +68,8 @@ def write_leader_epochs(epochs: Sequence[EpochEntry]) -> bytes:
 def assign(epochs: Sequence[EpochEntry], epoch: int, start_offset: int) -> list[EpochEntry]:
     """Return the epochs with a new one that begins at `start_offset`, without later entries that contradict it.
 
-    Rule: LeaderEpochFileCache.assign. Nothing changes if `epoch` is the latest one and does not begin earlier now.
+    Rule: LeaderEpochFileCache.assign. The epochs stay the same if `epoch` is the latest one and does not begin earlier
+    now.
     """
     if epoch < 0 or start_offset < 0:
         raise ValueError(f"not a leader epoch and its start: {epoch}, {start_offset}")
@@ -86,7 +87,7 @@ def assign_batches(
     """Return the epochs after batches as LogSegment.recover takes them: each new epoch begins with its first batch.
 
     leader_epochs: int[n], partition leader epoch of each batch in offset order; -1, as in legacy batches, is skipped.
-    base_offsets: int64[n]. In a compacted log the first remaining batch of an epoch can lie behind its true start, and
+    base_offsets: int64[n]. In a compacted log the first remaining batch of an epoch can begin after its true start, and
     epochs may be missing: keep the archived file if there is one.
     """
     latest = epochs[-1][0] if epochs else -1
@@ -182,7 +183,7 @@ def read_meta_properties(data: bytes, path: str) -> MetaProperties:
 
 
 def write_clean_shutdown() -> bytes:
-    """Return the bytes of a `.kafka_cleanshutdown`, which tells a broker that the logs need no recovery."""
+    """Return the bytes of a `.kafka_cleanshutdown`, which shows a broker that the logs need no recovery."""
     return b'{"version":0,"brokerEpoch":-1}'  # the epoch is unknown
 
 

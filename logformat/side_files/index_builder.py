@@ -63,7 +63,7 @@ class IndexBuilder:
         """Take the next batches: last offset, bytes and largest timestamp (ms, -1 none) of each; int64[n].
 
         Raises kind "relative_offset" for an offset that does not fit an index entry, even if its batch gets no entry.
-        Raises kind "length" if the segment exceeds 2^31 - 1 bytes. It takes nothing then.
+        Raises kind "length" if the segment exceeds 2^31 - 1 bytes. It takes no batch then.
         """
         last, size = (np.ascontiguousarray(values, np.int64) for values in (last_offsets, sizes))
         self.check(last, size)
@@ -88,7 +88,7 @@ class IndexBuilder:
         )
 
     def check(self, last_offsets: ArrayLike, sizes: ArrayLike) -> None:
-        """Raise the errors that `append` would raise for the next batches; take nothing."""
+        """Raise the errors that `append` would raise for the next batches; take no batch."""
         last, size = np.asarray(last_offsets, np.int64), np.asarray(sizes, np.int64)
         first, end = self.base_offset, self.base_offset + MAX_RELATIVE_OFFSET
         if len(last) and (last.min() < first or last.max() > end):

@@ -1,6 +1,6 @@
 """Sparse offset index of a segment: `.index`, 8 bytes an entry.
 
-An entry says that the batch whose LAST offset is `offset` begins at byte `position` of the .log. The first batch is
+An entry states that the batch whose LAST offset is `offset` begins at byte `position` of the .log. The first batch is
 never indexed, so neither offset - base nor position is 0 in an entry; index_builder decides which entries there are.
 
 Source: Kafka's OffsetIndex and AbstractIndex (4.3.0).
@@ -27,7 +27,7 @@ ENTRY: Final = np.dtype(
 def read(data: bytes, base_offset: int, path: str) -> NDArray[np.void]:
     """Read a `.index` as ENTRY[n], without the zeros at the end of a preallocated file.
 
-    Raises kind "index" for a torn file (length no multiple of 8). Nothing else is checked.
+    Raises kind "index" for a torn file (length no multiple of 8). It does no other checks.
     """
     stored = stored_entries(data, OFFSET_INDEX_ENTRY, path)
     stop = np.flatnonzero(stored["relative_offset"] == 0)

@@ -6,8 +6,8 @@ is the effect of a range of the log on any state, so that segments can be read i
 `apply(summarize(...))`, so there is one set of rules. A summary does not decide facts that depend on the state before
 it:
 
-- A transaction that is open at the beginning. Until a producer's first marker, its own transactional batches only tell
-  where a transaction would begin if none was open; a first marker without such batches may close one, or nothing.
+- A transaction that is open at the beginning. Until a producer's first marker, its own transactional batches only show
+  where a transaction would begin if none was open; a first marker without such batches may close one, or none.
 - The last stable offset of a marker. Any transaction that was open before the stretch is older than those in it, so it
   comes first until its producer's first marker closes it.
 - The last batch. A change of epoch forgets it, and the first batch or marker may be such a change.
@@ -30,7 +30,7 @@ from lastkey.logformat.side_files import producer_kernels as kernels
 from lastkey.logformat.side_files import producer_snapshot, transaction_index
 from lastkey.logformat.side_files.producer_kernels import MARKER, PRODUCER_SUMMARY
 
-_NEVER: Final = MAX_LAST_OFFSET + 1  # an offset behind all data
+_NEVER: Final = MAX_LAST_OFFSET + 1  # an offset after all data
 _LAST_BATCH: Final = ["last_offset", "last_sequence", "offset_delta"]
 _EMPTY: Final = np.empty(0, PRODUCER_SUMMARY)
 
@@ -46,8 +46,8 @@ class ProducerSummary:
 def summarize(batches: NDArray[np.void], path: str = "") -> ProducerSummary:
     """Summarize consecutive batches: layout.BATCH[n] in offset order; legacy ones are allowed, and have no producer.
 
-    Raises kind "transaction" for a marker that is neither COMMIT nor ABORT, and for a batch outside of a transaction
-    while its producer has one open.
+    Raises kind "transaction" for a marker that is neither COMMIT nor ABORT. Raises the same kind for a batch outside of
+    a transaction while its producer has one open.
     """
     ids, row = np.unique(batches["producer_id"], return_inverse=True)
     none = int(np.searchsorted(ids, 0))  # any number below 0 is no producer
@@ -118,7 +118,7 @@ class ProducerState:
         """Take the next stretch of the log; return the transactions that it completes as MARKER[m], by marker offset.
 
         All fields are final. A marker without a transaction completes none. Raises kind "transaction" as `summarize`
-        does, and takes nothing then.
+        does, and takes no batch then.
         """
         self._producers, completed = _combine(self._producers, summary, True, path)
         return completed
@@ -223,7 +223,7 @@ def _resolve(
     has_earlier: NDArray[np.bool_],
     complete: bool,
 ) -> NDArray[np.void]:
-    """Return the markers of `later`, MARKER[<= m], completed from `earlier`, without those that close nothing.
+    """Return the markers of `later`, MARKER[<= m], completed from `earlier`, without those that close no transaction.
 
     at, has_earlier: the row of `earlier` for each producer of `later`, if there is one.
     """
@@ -238,7 +238,7 @@ def _resolve(
     continues = is_first & (began[row] >= 0)
     markers["first_offset"][continues] = began[row][continues]
 
-    # The oldest transaction from before `later` that is still open behind each marker: its closing marker comes later.
+    # The oldest transaction from before `later` that is still open after each marker: its closing marker comes later.
     closed_at = np.full(len(earlier), _NEVER, np.int64)
     first_marker = producers["first_marker"][has_earlier]
     closed_at[at[has_earlier]] = np.where(first_marker >= 0, first_marker, _NEVER)

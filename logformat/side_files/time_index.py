@@ -1,7 +1,7 @@
 """Sparse time index of a segment: `.timeindex`, 12 bytes an entry.
 
-An entry says that no timestamp is larger than `timestamp`, up to and including the batch that ends at `offset`, and
-that this batch is the earliest one that carries it. So a larger timestamp can only follow that offset. A segment whose
+An entry states that no timestamp is larger than `timestamp`, up to and including the batch that ends at `offset`. This
+batch is the earliest one that carries `timestamp`. So a larger timestamp can only follow that offset. A segment whose
 timestamps are all -1 has no entries. index_builder decides which entries there are.
 
 Source: Kafka's TimeIndex and TimestampOffset (4.3.0).
@@ -29,8 +29,8 @@ def read(data: bytes, base_offset: int, path: str) -> NDArray[np.void]:
     """Read a `.timeindex` as ENTRY[n], without the zeros at the end of a preallocated file.
 
     The zeros begin at the first entry, other than entry 0, whose relative offset is 0. Entry 0 may be zeros only if it
-    is the whole file, or another entry follows. Raises kind "index" for a torn file (length no multiple of 12). Nothing
-    else is checked.
+    is the whole file, or another entry follows. Raises kind "index" for a torn file (length no multiple of 12). It does
+    no other checks.
     """
     stored = stored_entries(data, TIME_INDEX_ENTRY, path)
     stop = np.flatnonzero(stored["relative_offset"][1:] == 0)

@@ -244,7 +244,7 @@ def _google(authority: str) -> Bucket:
     name = authority.removeprefix("anonymous@")
     endpoint = _url(os.environ.get(ENDPOINTS["gs"], ""), ENDPOINTS["gs"], "http")
     settings = {"google_skip_signature": str(bool(endpoint) or name != authority).lower()}
-    if endpoint:  # object_store requests a token before a write, even if it signs nothing; this key disables that
+    if endpoint:  # object_store requests a token before a write, even if it signs no request; this key disables that
         key = {"gcs_base_url": endpoint, "disable_oauth": True, "client_email": "", "private_key": ""}
         settings = {"google_service_account_key": json.dumps(key | {"private_key_id": ""})}
     return Bucket("gs", name, endpoint, settings=tuple(settings.items()))

@@ -1,15 +1,15 @@
 """Bytes that Lastkey reads and writes, and its requests to buckets: counts for reports, a limit, progress.
 
-A request is a call of our own: to open a file (which asks for its size too), read a part of it, write a file, list a
-folder, ask for a file, delete, copy. The libraries may split one into several, such as the parts of a large file, and
-do not report retries. Bytes count logs and the files written from them, on local disks too.
+A request is a call of our own: open a file (which asks for its size too), read a part, write a file, list a folder, ask
+for a file, delete, copy. The libraries may split one request into several, such as the parts of a large file, and do
+not report retries. Bytes count logs and the files written from them, on local disks too.
 
 The limit is like a broker's log.cleaner.io.max.bytes.per.second. Code that reads or writes bytes reports them here
 afterwards, and waits for as long as they should have taken. No second exceeds the limit by more than one read: a chunk
 of 8 MiB, or a segment's indexes.
 
-Progress is the number of log bytes that a thread has read, passed to a listener during the read, because a task is a
-single call. A listener that raises ends the task at the next chunk.
+Progress is the number of log bytes that a thread has read. A listener gets that number during the read, because a task
+is a single call. A listener that raises ends the task at the next chunk.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ _OF_THREAD: Final = threading.local()
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell `listener` of all bytes that this thread reads in the block."""
+    """Notify `listener` of all bytes that this thread reads in the block."""
     before = getattr(_OF_THREAD, "listener", None)
     _OF_THREAD.listener = listener
     try:
@@ -145,7 +145,7 @@ def listener_of_thread() -> Listener | None:
 
 
 def notify(n: int) -> None:
-    """Tell this thread's listener, if there is one, that `n` more bytes have been read; and spend them."""
+    """Notify this thread's listener, if there is one, that `n` more bytes have been read; and spend them."""
     spend(n)
     if (listener := listener_of_thread()) is not None:
         listener(n)

@@ -1,8 +1,8 @@
 """Locations of files and folders: paths and URIs, their file systems, and the refusal of URIs that hold a secret.
 
 Reports, errors, logs and tables repeat a URI, so it must hold no credentials. The user part of an authority is refused
-if it is a secret or may be one (`s3://KEY:SECRET@bucket`), and so are query parameters with names of secrets
-(`?secret_key=`). Plain names are allowed: `hdfs://user@host`, `abfs://container@account`, `gs://anonymous@bucket`.
+if it is a secret or may be one (`s3://KEY:SECRET@bucket`). Query parameters with names of secrets (`?secret_key=`) are
+refused too. Plain names are allowed: `hdfs://user@host`, `abfs://container@account`, `gs://anonymous@bucket`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _is_secret(scheme: str, authority: str) -> bool:
     user, at, host = authority.rpartition("@")
     if scheme in _BUCKETS:
         return ":" in authority or (bool(at) and (scheme, user) not in (("gs", "anonymous"), ("gcs", "anonymous")))
-    port = host.rpartition("]")[2].partition(":")[2]  # behind the brackets of IPv6; a secret with a slash ends here
+    port = host.rpartition("]")[2].partition(":")[2]  # after the brackets of IPv6; a secret with a slash ends here
     return ":" in user or (bool(user) and scheme not in _NAMED) or not re.fullmatch("[0-9]*", port)
 
 

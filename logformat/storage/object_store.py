@@ -3,10 +3,10 @@
 Paths begin with the bucket's name, as pyarrow's do. A bucket has no folders: one exists as long as an object's key
 begins with its name and a slash.
 
-Each request ends: one to a server that cannot be reached within 10 seconds, one to a server that falls silent within
-13 (while a part of a file is sent, within a minute). Temporary errors are retried for 7 seconds.
+Each request ends: to a server that cannot be reached, within 10 seconds; to a server that falls silent, within 13
+seconds (while a part of a file is sent, within a minute). Temporary errors are retried for 7 seconds.
 
-Errors: FileNotFoundError and PermissionError for one object, AccessError for a bucket that cannot be used for any, and
+Errors: FileNotFoundError and PermissionError for one object; AccessError for a bucket that cannot be used for any;
 OSError (errno EIO) for any other answer to a request that reads.
 """
 
@@ -43,7 +43,7 @@ _RETRY: Final = {  # no attempt begins later than after 7 seconds, into which fe
 _PART_BYTES: Final = 5 << 20  # size of the parts of an upload, S3's minimum; _AHEAD of them are sent at a time
 _AHEAD: Final = 4  # parts to fetch ahead of the reader
 _LEAST_AHEAD: Final = 1 << 20  # bytes: fetching a smaller range ahead saves almost no time
-_MOST_AHEAD: Final = 64 << 20  # bytes of a file: one large batch makes all parts behind it as large
+_MOST_AHEAD: Final = 64 << 20  # bytes of a file: one large batch makes all later parts as large
 _THREADS: Final = 64  # threads in a process that wait for servers at the same time
 _FAILURES: Final = (BaseError, OSError)  # errors that obstore raises
 # Requests of which a 404 is confirmed by a listing; counts as it is; is the fault of the bucket, as any other answer
@@ -107,7 +107,7 @@ class ObjectStore:
         return True
 
     def create_dir(self, path: str, recursive: bool = True) -> None:
-        """Do nothing: a file needs nothing above it."""
+        """Do no work: a file needs no folder above it."""
 
     def copy_file(self, source: str, target: str) -> None:
         """Copy an object, on the server."""

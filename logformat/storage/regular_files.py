@@ -1,7 +1,7 @@
 """Opening of files for reading: regular files only.
 
-A named pipe, a socket or a device in a file's place can make a reader wait for ever, and a listing may be out of date.
-So a local file is opened without blocking, and its type is checked before anything is read.
+A named pipe, a socket or a device in a file's place can make a reader wait for ever. A listing may be out of date. So a
+local file is opened without blocking, and its type is checked before any byte is read.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def open_regular(filesystem: Any, path: str, shown: str = "") -> Iterator[Any]:
 
 
 def will_read(file: Any, wanted: Iterable[tuple[int, int]]) -> None:
-    """Announce the next reads, (position, bytes), to a file of a bucket; for files on a disk do nothing."""
+    """Announce the next reads, (position, bytes), to a file of a bucket; for files on a disk it has no effect."""
     if (tell := getattr(file, "will_read", None)) is not None:
         tell(wanted)
 
@@ -101,7 +101,7 @@ class LogFile:
 
 
 def kind_of_path(path: str) -> str | None:
-    """Return the kind of thing at a local path, such as "a named pipe"; None for a regular file, or for nothing."""
+    """Return the kind of thing at a local path, such as "a named pipe"; None for a regular file or a missing one."""
     try:
         mode = Path(path).stat().st_mode
     except OSError:
@@ -110,9 +110,10 @@ def kind_of_path(path: str) -> str | None:
 
 
 def odd_entries(filesystem: Any, path: str, listed: Iterable[pafs.FileInfo]) -> dict[str, str]:
-    """Return name -> kind of everything in a folder that is neither a regular file nor a folder.
+    """Return name -> kind of each entry of a folder that is neither a regular file nor a folder.
 
-    listed: pyarrow's listing of the folder, which leaves out links to nothing. An object store has no such entries.
+    listed: pyarrow's listing of the folder, which leaves out links without a target. An object store has no such
+    entries.
     """
     if not isinstance(filesystem, pafs.LocalFileSystem):
         return {}
@@ -123,7 +124,7 @@ def odd_entries(filesystem: Any, path: str, listed: Iterable[pafs.FileInfo]) -> 
 
 
 def files_below(filesystem: Any, path: str) -> list[pafs.FileInfo]:
-    """List everything in a folder, at any depth.
+    """List all entries of a folder, at any depth.
 
     pyarrow follows links to folders, and would never end in a circle of them. Here each local folder counts once, under
     its own name if it has one below `path`.

@@ -5,7 +5,7 @@ overlap. An offset may also be there twice with different records, if an unclean
 by leader epochs: at each offset the epoch counts that the newest leader has there. So here:
 
 1. The *lineage* is the leader epochs of the copy with the highest last epoch (of these the one that ends last).
-2. A copy counts up to the first offset where its own epochs differ from the lineage. Records behind that were lost
+2. A copy counts up to the first offset where its own epochs differ from the lineage. Records after that were lost
    by the cluster, not here. Two copies that end in the same epoch and disagree about earlier epochs are a problem.
 3. From the first offset on, the oldest copy that holds the offset is taken up to its end: the one with the lowest last
    epoch. Later offsets come from the oldest copy that has the next offset, and so on; copies that lack objects come
@@ -15,8 +15,8 @@ by leader epochs: at each offset the epoch counts that the newest leader has the
    is offset, epoch and checksum, means the same log up to there. Otherwise the copies are a problem.
 
 Pinterest's uploader copies no leader epochs. If its copies overlap, each copy gets the epochs of its own batches. The
-lineage then consists of the epochs of the newest leader and, below the first offset of its copy, of the epochs of the
-next older leader, and so on.
+lineage then consists of the epochs of the newest leader. Below the first offset of its copy, the lineage has the epochs
+of the next older leader, and so on.
 
 Source: RemoteLogManager and RemoteLogLeaderEpochState (Kafka 4.3.0).
 """

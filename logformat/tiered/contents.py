@@ -1,7 +1,7 @@
 """Contents of a remote segment: its log and side files as a broker had them, independent of the layout.
 
 Kafka's LocalTieredStorage and Pinterest's uploader keep files as they are. Aiven's plugin cuts the log into chunks of
-one size, each compressed on its own or not at all, and joins the side files; a manifest in JSON says where each is:
+one size, each compressed on its own or not at all, and joins the side files; a manifest in JSON states where each is:
 
 | field of the manifest | meaning |
 |---|---|
@@ -12,7 +12,7 @@ one size, each compressed on its own or not at all, and joins the side files; a 
 | `.transformedChunks` | if variable: the same for each chunk, base64 of zstd of `_sizes` |
 | `segmentIndexes.<offset, timestamp, ...>` | `position` and `size` in `.indexes`, see `_INDEXES` |
 | `compression` | whether chunks are zstd frames |
-| `encryption` | present if the plugin encrypted everything: not readable without its key |
+| `encryption` | present if the plugin encrypted all objects: not readable without its key |
 | `remoteLogSegmentMetadata.endOffset` | last offset, as the broker gave it |
 
 Source: SegmentManifestV1, AbstractChunkIndex, ChunkSizesBinaryCodec (Aiven's plugin 1.1.1).

@@ -11,9 +11,10 @@ Inside each folder X of remote segments it shows one folder `<topic>-<partition>
 | `X/<topic>-<partition>.<segment id>-stray/<20 digits>.log` | a copy of which not all counts; in recursive listings |
 
 A folder that Pinterest's uploader wrote (`<topic>-<partition>` with `offset.wm` in it) shows its files in this form
-under its own path. The path of a file therefore names the folder that holds its object. Everything else is shown as it
-is. A copy with only a valid part is shown without its offset and time indexes, because these also describe the invalid
-part; readers rebuild them like any missing index. Its transaction index has only the entries of the part that counts.
+under its own path. The path of a file therefore names the folder that holds its object. All other files are shown as
+they are. A copy with only a valid part is shown without its offset and time indexes, because these also describe the
+invalid part; readers rebuild them like any missing index. Its transaction index has only the entries of the part that
+counts.
 
 The contents of copies are read once for each process and cached, because objects never change. A listing always lists
 the objects again; opening a file does so if the cache does not have it.
@@ -259,7 +260,7 @@ def _aborts(piece: CopyRange) -> bytes:
 
 
 def _find_partition(path: str) -> tuple[str, RemotePartition, str] | None:
-    """Return the folder of remote segments that a shown partition's folder lies in, the partition, and the id of a
+    """Return the folder of remote segments that contains a shown partition's folder, the partition, and the id of a
     stray segment.
     """
     folder, _, name = path.rpartition("/")

@@ -2,7 +2,7 @@
 
 Kernels make two passes over the records: one measures them and cuts them into batches, one writes the bodies. Then each
 body is compressed and gets its header. Differences from Kafka: this encoder takes any timestamp (Kafka refuses negative
-ones other than -1), and it limits a batch by its exact size before compression, where Kafka estimates.
+ones other than -1). It also limits a batch by its exact size before compression, where Kafka estimates.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     for chunk in reader.chunks(log):
         for converted in converter.convert(chunk): ...
 
-Nothing is lost: each batch of magic 3 is read again, and its header's fields and its records in the magic 2 encoding
-must be what they were, byte for byte. What magic 3 would not give again stays as it is, so a file may hold both
-formats: magic 0 and 1; control batches, which a walk over headers must read and check whole; bodies that cannot be
+No information is lost: each batch of magic 3 is read again. Its header's fields and its records in the magic 2 encoding
+must equal the originals, byte for byte. Batches that magic 3 would not reproduce stay as they are, so a file may hold
+both formats: magic 0 and 1; control batches, which a walk over headers must read and check whole; bodies that cannot be
 read; and those with a varint longer than needed. On the way back no batch of magic 3 stays, because a broker would not
 read it: one that cannot change is an error.
 """
@@ -177,7 +177,7 @@ def to_v2(run: Run, which: NDArray[np.bool_], path: str) -> tuple[NDArray[np.uin
         raise LogFormatError("length", path, position, expected, str(int(bodies[i])))
     packed, sizes = Scratch(1), np.zeros(len(which), np.int64)
     codecs = np.where(bodies > 0, rows["attributes"] & CODEC_MASK, 0)
-    borders = np.append(run.bodies["start"][which][:1], run.bodies["end"][which])  # one behind the other
+    borders = np.append(run.bodies["start"][which][:1], run.bodies["end"][which])  # one after the other
     ends = pack_bodies(codecs, run.scratch, borders, packed, 0)
     out = np.empty(int(ends[-1:].sum()) + BATCH_OVERHEAD * len(rows), np.uint8)
     write_batches(rows, packed.array, ends, out)

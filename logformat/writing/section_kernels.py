@@ -133,7 +133,7 @@ def _measure(buf: np.ndarray, body: Any, spans: np.ndarray, out: Any) -> None:
 
 @kernel
 def write_sections(run: Run, which: np.ndarray, measured: np.ndarray, out: np.ndarray) -> None:
-    """Write the sections of the batches in `which` (bool[n]), both of one behind those of the other.
+    """Write the sections of the batches in `which` (bool[n]), both of one batch after those of the previous one.
 
     measured: MEASURED[n] of `measure_sections`; out: uint8[all their sections], written.
     """
@@ -176,7 +176,7 @@ def _write(buf: np.ndarray, body: Any, spans: np.ndarray, sizes: Any, out: np.nd
             copy_bytes(out, keys, buf, key, key_length)
             keys += key_length
         stored = max(value_length, 0) + header_size
-        if stored > 0:  # the headers stand right behind the value
+        if stored > 0:  # the headers are right after the value
             copy_bytes(out, payloads, buf, value, stored)
             payloads += stored
         before = timestamp

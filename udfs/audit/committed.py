@@ -91,7 +91,7 @@ def gather(reads: Sequence[CommitsRead]) -> Committed:
     rows = []
     for commit, (topic, number) in found.values():
         certain = commit.certain and number not in unread[topic]
-        # Kafka makes a classic group of one that has offsets and nothing else
+        # Kafka makes a classic group of a group that has only offsets
         kind = "share" if topic == SHARE_STATE else types.get(commit.group, "classic" if certain else "unknown")
         name = names.get(commit.topic_id or "") if commit.topic is None else commit.topic
         rows.append(commit._replace(topic=name, certain=certain, group_type=kind, coordinator_partition=number))

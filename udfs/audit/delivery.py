@@ -1,4 +1,4 @@
-"""Lag of each key behind its deliveries.
+"""Delivery lag of each key.
 
 A *version* is a record of a key; its *last update* is the one with the largest offset. A position gives the delivered
 offsets of a unit and a group: all below `start`, those in `ranges` up to `tail` (share groups), and none from `tail`
@@ -8,7 +8,7 @@ are undelivered.
 | column | of a key, for a group |
 |---|---|
 | delivered_offset | largest offset that was delivered; null: none that is left |
-| lag_versions | versions behind it |
+| lag_versions | versions after it |
 | lag_offsets, lag_ms | from there to the last update; if no such version is left, from the oldest one that is |
 | age_ms | from the oldest version that lag_versions counts to the newest timestamp of the partition |
 | verdict | delivered, undelivered (the last update was not), or unknown |
@@ -136,7 +136,7 @@ class DeliveryQuestion:
         return pa.concat_tables(tables), told.without if told else 0
 
     def _rows(self, keys: _Keys, number: int, position: Position, told: Ints | None) -> pa.Table:
-        """Return the rows of a group and a unit. `told`: offset by key, _NONE: nothing."""
+        """Return the rows of a group and a unit. `told`: offset by key, _NONE: no offset."""
         first, stop = keys.unit_range(number)
         begin = int(keys.groups.starts[first])
         rows = slice(begin, int(keys.groups.ends[stop - 1]))
@@ -225,7 +225,7 @@ def _times(values: Ints) -> Any:
 
 
 def _span(lags: Bools, since: Ints, until: Ints) -> Any:
-    """Return the time between, not below 0; null if one is not known; 0 where nothing lags."""
+    """Return the time between, not below 0; null if one is not known; 0 without a lag."""
     unknown = lags & ((since < 0) | (until < 0))
     return pa.array(np.where(lags & ~unknown, np.maximum(until - since, 0), 0), mask=unknown)
 

@@ -1,12 +1,13 @@
 """Entries of the table `audit_entries`: what audits keep of the keys of a log, in sorted runs that tasks write.
 
-An *entry* is a key of a partition with one version or more: the last one, and sums. There are two modes: apart each
-record is an entry, with a digest of key, value and headers
-  added up   the versions of a key between two cuts are one entry; there are no digests, and nothing without a key. Cuts
-             are offsets that a question asks about: whether a version is below one of them follows from the entry.
+An *entry* is a key of a partition with one version or more: the last one, and sums. There are two modes:
 
-A task reads stretches of logs as a consumer with read_committed does (udfs.data_source). A *group* of stretches, next
-to each other in a partition, is added up together, so its entries count only if all of its stretches do. A task writes
+  apart      each record is an entry, with a digest of key, value and headers
+  added up   the versions of a key between two cuts are one entry; there are no digests, and no records without a key.
+             Cuts are offsets that a question asks about: the entry shows whether a version is below one of them.
+
+A task reads stretches of logs as a consumer with read_committed does (udfs.data_source). A *group* is a row of adjacent
+stretches of a partition that are added up together. Its entries count only if all of its stretches count. A task writes
 runs into one Parquet file: the entries of a run are in the order of the upper bits of their hash (`bins`). So a later
 task reads only a range of hashes of every run. The task returns values only as hashes. Unreadable data is a problem of
 its stretch, and reading continues after it.
@@ -76,7 +77,7 @@ ENTRIES: Final = pa.schema(
     ]
 )
 ONE_VERSION: Final = {"bytes": "size_bytes", "first_offset": "offset", "first_timestamp_ms": "timestamp_ms"}
-_PLAIN: Final = ("high", "low", "digest")  # nothing compresses hashes
+_PLAIN: Final = ("high", "low", "digest")  # hashes cannot be compressed
 _COMPRESSION: Final = {name: "NONE" if name in _PLAIN else "LZ4" for name in ENTRIES.names}
 
 
@@ -115,7 +116,7 @@ class StretchRead:
     read_id: int
     entries_id: int
     cuts: Cuts
-    end_position: int  # behind the last batch: reading continues there
+    end_position: int  # after the last batch: reading continues there
     entries: int = 0  # number of entries that begin in it
     last_position: int = -1  # position of the last batch, with its checksum: a grown log begins the same
     last_crc: int = -1
@@ -357,7 +358,7 @@ def last_batch(piece: Piece, position: int) -> tuple[int, int, int] | None:
 
 
 def batch_end(root: str, path: str, size: int, position: int, crc: int) -> int | None:
-    """Return the offset behind the batch at a position of a `.log` of this size; None if it has another checksum, or
+    """Return the offset after the batch at a position of a `.log` of this size; None if it has another checksum, or
     cannot be read.
     """
     try:

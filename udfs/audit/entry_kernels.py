@@ -198,7 +198,7 @@ def take_entries(
     rows: np.ndarray, order: np.ndarray, words: np.ndarray, counts: np.ndarray, flags: np.ndarray, ends: np.ndarray
 ) -> None:
     """Copy fields of rows, ENTRY[], in this order, int64[n]. words: int64[9, n], WORDS; counts: int32[2, n], COUNTS;
-    flags: bool[2, n], FLAGS; ends: int32[n + 1], where each key begins if they lie one after the other.
+    flags: bool[2, n], FLAGS; ends: int32[n + 1], where each key begins if the keys are stored one after the other.
     """
     n = order.shape[0]
     ends[0] = 0

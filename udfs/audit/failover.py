@@ -7,12 +7,11 @@ The group must read, in B,
 
 - every copy of a record that was not delivered;
 - every record that A does not have: it was written to B after the mirroring ended, or by another producer. A record
-that A had and removed is not new. It is *passed over* if all of these conditions hold: A has a hole of offsets between
-the
-  neighbours that B has copies of, at least as large; the next neighbour was delivered; and B holds, behind it, a copy
-  of a newer record of its key (compaction), or nothing of A's log is left before it (retention).
+  that A had and removed is not new. It is *passed over* if all of these conditions hold: A has a hole of offsets
+  between the neighbours that B has copies of, at least as large; the next neighbour was delivered; and B holds a
+  later copy of a newer record of its key (compaction), or no records of A's log are left before it (retention).
 
-The safe offset is the smallest of these, and the end of B if there is none. Behind it lie *again* records: copies of
+The safe offset is the smallest of these, and the end of B if there is none. After it are *again* records: copies of
 delivered ones, and copies beyond the first.
 
 An undelivered record without a copy is *lost* by the mirror, unless B has a newer version of its key: then B was
@@ -20,9 +19,9 @@ compacted, and the record is *superseded*.
 
 Tasks:
 
-  find_states a range of hashes: the state of each record, written as a file of states; lost records; figures first_new
-  a partition in which holes can change the answer: its rows of all files of states, in order behind        a file of
-  states: what a consumer reads from given offsets on
+  find_states   a range of hashes: the state of each record, written as a file of states; lost records; figures
+  first_new     a partition in which holes can change the answer: its rows of all files of states, in order
+  behind        a file of states: what a consumer reads from given offsets on
 
 In memory at a time: the versions of a range; for `first_new` 60 bytes for each record of the partition.
 """
@@ -66,7 +65,7 @@ _STATES: Final = pa.schema(
         pa.field("b_ms", pa.int64()),
         pa.field("b_state", pa.int8()),
         pa.field("certain", pa.bool_()),  # as many equal records on both sides
-        pa.field("has_newer", pa.bool_()),  # a copy of a record of its key is behind it in B
+        pa.field("has_newer", pa.bool_()),  # a copy of a record of its key is after it in B
     ]
 )
 # Nearly all offsets and times differ: a dictionary of them takes longer than the rest of writing
@@ -89,7 +88,7 @@ class FailoverQuestion:
     columns = PAIR_COLUMNS
 
     def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, RangeResult]:
-        """Return the rows of lost records, and what else the range says."""
+        """Return the rows of lost records, and the other results of the range."""
         root, path = open_root(self.root), f"{self.states_folder}/{uuid.uuid4().hex}.parquet"
         make_folder(root, self.states_folder)
         with native_output(root, path) as stream, pq.ParquetWriter(stream, _STATES, **_WRITTEN) as writer:

@@ -45,7 +45,7 @@ def find_states(
     figures: np.ndarray,
 ) -> None:
     """Write the state of each record into states: int8[n], and into newer: bool[n] whether a copy of a record of its
-    key is behind it in B; add to figures: int64[units, FIGURES].
+    key is after it in B; add to figures: int64[units, FIGURES].
 
     starts: int64[groups], where the groups begin; committed: int64[units]; delivered: int64[n], memory.
     """

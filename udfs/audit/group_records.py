@@ -88,7 +88,7 @@ _KNOWN: Final = {CONSUMER_OFFSETS: frozenset(GROUP_RECORDS), SHARE_STATE: frozen
 
 
 def decode(name: str, rows: Any, types: dict[int, int], out: CommitsRead) -> None:
-    """Add what records say that count. name: of the partition, for notes; rows: pa.Table of last_records.LAST."""
+    """Add the records that count. name: of the partition, for notes; rows: pa.Table of last_records.LAST."""
     out.notes += _unknown_types(name, out.topic, types)
     decode_rows = _group_rows if out.topic == CONSUMER_OFFSETS else _share_rows
     decode_rows(name, rows, out)
@@ -172,7 +172,7 @@ def _share_rows(name: str, rows: Any, out: CommitsRead) -> None:
 def _share_partition(
     name: str, codes: list[int], offsets: list[int], keys: list[bytes], values: list[bytes | None], out: CommitsRead
 ) -> None:
-    """Decode a snapshot and the updates behind it; a snapshot without a value deletes the state."""
+    """Decode a snapshot and the updates after it; a snapshot without a value deletes the state."""
     try:
         key = _message("ShareSnapshotKey", 0, keys[0])
     except MessageError as error:
@@ -182,7 +182,7 @@ def _share_partition(
     of_partition = key["groupId"], None, key["topicId"], key["partition"]
     changes, said = [], {}
     for code, offset, value in zip(codes, offsets, values, strict=True):
-        if value is None:  # an update without a value changes nothing
+        if value is None:  # an update without a value has no effect
             continue
         try:
             said = _versioned(SHARE_RECORDS[code] + "Value", value)

@@ -40,8 +40,8 @@ PARTITION_KEYS: Final = pa.schema(
         )),
     ]
 )  # fmt: skip
-# First keys of a report: which, and their order, the largest first; then by topic, partition and key. No key that is
-# wanted comes behind one that is not
+# First keys of a report: which, and their order, the largest first; then by topic, partition and key. All wanted
+# keys come first
 FIRST: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "versions": (pc.field("versions") > 1, ("versions", "bytes")),
     "misplaced": (pc.field("misplaced"), ("misplaced", "versions")),

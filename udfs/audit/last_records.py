@@ -1,6 +1,6 @@
 """The records of a coordinator's topic that count at the end of its log, as a coordinator loads them.
 
-A coordinator reads its partition to the high watermark, also behind an open transaction, which hides the rest from a
+A coordinator reads its partition to the high watermark, also after an open transaction, which hides the rest from a
 consumer of committed data. A record of a transaction counts once a COMMIT marker of its producer follows. Of the
 records of one key the one with the largest offset counts, also if a transaction that began before it commits later:
 Kafka compares the offsets of the records. So their order of arrival does not matter here, and every step is a
@@ -119,7 +119,7 @@ class _State:
         self.pending = waiting.filter(pa.array(verdict < 0))
         counted = pa.concat_tables([known, committed]).select(LAST.names)
         self.rows = reduce_to_last(pa.concat_tables([self.rows, counted]), self.kinds)
-        self.new, self.markers = [], []  # later records lie behind every marker that is known now
+        self.new, self.markers = [], []  # later records have offsets above every known marker
 
 
 def _markers(controls: Any) -> NDArray[np.void]:
@@ -175,7 +175,7 @@ def _control_type(head: bytes | None) -> int:
 
 
 def outcomes(producers: NDArray[np.int64], offsets: NDArray[np.int64], markers: NDArray[np.void]) -> NDArray[np.int64]:
-    """Return int64[n]: CONTROL_COMMIT or CONTROL_ABORT of the next marker behind each record's offset, -1: none."""
+    """Return int64[n]: CONTROL_COMMIT or CONTROL_ABORT of the next marker after each record's offset, -1: none."""
     both = np.concatenate([markers["offset"], offsets])
     of_producer = np.concatenate([markers["producer_id"], producers])
     kind = np.concatenate([np.where(markers["committed"], CONTROL_COMMIT, CONTROL_ABORT), np.full(len(offsets), -1)])

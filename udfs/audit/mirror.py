@@ -8,15 +8,15 @@ A key is judged by its last version on each side, since compaction may drop all 
 | kind | last versions |
 |---|---|
 | equal | are the same |
-| deleted | one side ends with a tombstone, the other has nothing of the key: compaction dropped the tombstone too |
-| missing, extra | one side has nothing of the key |
+| deleted | one side ends with a tombstone, the other has no record of the key: compaction dropped the tombstone too |
+| missing, extra | one side has no record of the key |
 | stale | B does not have A's, and its own is an older version of A (or older than all that A still has) |
 | different | neither side has the other's |
 | ahead | B has A's, and newer versions that A does not have |
 | order | B has A's, but before an older version; also if older versions have another order |
 | unknown | would be one of these, but the deciding records are in an unreadable part of a log |
 
-Older versions on one side only are counted, and are findings (`missing_version`, `extra_version`) if the caller says
+Older versions on one side only are counted, and are findings (`missing_version`, `extra_version`) if the caller states
 that neither side was compacted; then a key that is `deleted` is missing or extra.
 
 Records without a key are compared as a set that counts, partition by partition: `missing_record`, `extra_record`.

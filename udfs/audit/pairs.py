@@ -41,8 +41,8 @@ PAIRS: Final = pa.schema(
         pa.field("extra_versions", pa.int64()),
         # columns of failover
         pa.field("b_topic", pa.string()),
-        pa.field("committed", pa.int64()),  # in A; null: nothing
-        pa.field("offset", pa.int64()),  # in B; null: B has nothing. Of a lost record: in A
+        pa.field("committed", pa.int64()),  # in A; null: none
+        pa.field("offset", pa.int64()),  # in B; null: B has none. Of a lost record: in A
         pa.field("way", pa.string()),  # identity, time or start
         pa.field("why", pa.string()),
         pa.field("undelivered", pa.int64()),  # records of A

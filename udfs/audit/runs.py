@@ -113,7 +113,7 @@ def load(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> Iterato
     table, (begin, end) = _read(sides, bounds, ("high", "low", "keyless", "offset", *names)), bounds
     n_parts = max(-(-len(table) // _PART_ROWS), 1)
     part = (bins(np.asarray(table["high"])).astype(np.int64) - begin) * n_parts // (end - begin)
-    placed = np.argsort(part.astype(np.int16), kind="stable")  # a file's rows of a part lie together
+    placed = np.argsort(part.astype(np.int16), kind="stable")  # a file's rows of a part are adjacent
     columns = {name: np.asarray(table[name])[placed] for name in table.column_names}
     late = cache(lambda names: _read(sides, bounds, names).select(names).combine_chunks())
     stops = np.cumsum(np.bincount(part, minlength=n_parts)).tolist()

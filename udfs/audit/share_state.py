@@ -2,9 +2,9 @@
 
 A ShareSnapshot has the complete state, and each following ShareUpdate has the changes. Kafka folds them one by one
 (ShareCoordinatorShard.merge, PersisterStateBatchCombiner, 4.3.0): the start offset is the last one that is not -1; each
-update cuts off what lies below its start; and where batches overlap, at each offset the one wins that was delivered
-more often, then the one with the higher state. So the state of an offset is the largest (delivery count, delivery
-state) of the batches that cover it, in any order, and all batches are merged at once.
+update removes the offsets below its start. Where batches overlap, the batch with the higher delivery count decides at
+each offset, then the batch with the higher state. So the state of an offset is the largest (delivery count, delivery
+state) of the batches that cover it. The order of the batches does not matter, so all are merged at once.
 
 States: 0 available, 1 acquired, 2 acknowledged, 3 archiving, 4 archived. Acknowledged and archived are final: the group
 is done with the record, which was processed, rejected, or given up after too many tries.
@@ -27,7 +27,7 @@ Range = tuple[int, int]  # [first, last]
 
 
 class ShareStateRecord(NamedTuple):
-    """A snapshot, or an update behind it."""
+    """A snapshot, or an update after it."""
 
     start_offset: int  # -1: as before; in a snapshot: not known yet
     batches: NDArray[np.void]  # BATCH[n]

@@ -1,7 +1,7 @@
-"""Files of __cluster_metadata, in the order in which they are read: the newest snapshot, then the log behind it.
+"""Files of __cluster_metadata, in the order in which they are read: the newest snapshot, then the log after it.
 
   snapshot  <end offset>-<epoch>.checkpoint: the whole state up to an offset; ends with a footer
-  segments  <base offset>.log: every record; nothing compacts them, so offsets leave out none
+  segments  <base offset>.log: every record; they are never compacted, so offsets leave out none
 
 Every checksum, the snapshot's footer and the unbroken row of offsets are checked: a file that is damaged, cut or
 missing is a LogFormatError, never another state. That holds for an incomplete batch at the end too: a damaged length
@@ -10,10 +10,10 @@ files do not show which records the quorum has committed: the last records of a 
 
 Source: Snapshots, RecordsSnapshotReader and MetadataLoader of Kafka 4.3.0.
 
-`newer_changes` tells whether a file of policies is still up to date. The offset alone says nothing, since a controller
-writes a record twice a second in any case. So the log is read from that offset on (without an offset, all of it, by the
-records' times), and only records about topics and their settings count. Of segments before the offset nothing is read:
-a day of a quiet cluster is 12 MB.
+`newer_changes` checks whether a file of policies is still up to date. The offset alone does not show this, since a
+controller writes a record twice a second in any case. So the log is read from that offset on; without an offset, all of
+it is read, by the records' times. Only records about topics and their settings count. Segments before the offset are
+not read: a day of a quiet cluster is 12 MB.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _COLUMNS: Final = ("offset", "key", "value", "control", "timestamp_ms")
 
 @dataclass(frozen=True)
 class MetadataFile:
-    """A snapshot or a segment. `base`: first offset of a segment; end of a snapshot, -1 if its name says none."""
+    """A snapshot or a segment. `base`: first offset of a segment; end of a snapshot, -1 if its name has none."""
 
     filesystem: Any
     path: str
@@ -113,7 +113,7 @@ def read_metadata(files: Sequence[MetadataFile]) -> Metadata:
 def changes_from(files: Iterable[MetadataFile], offset: int, time_ms: int) -> tuple[int, list[MetadataChange]]:
     """Return the first offset of the segments, and their changes from an offset on, if it is known, else after a time.
 
-    Of segments before the offset nothing is read. Raise LogFormatError for damage in the others.
+    Segments before the offset are not read. Raise LogFormatError for damage in the others.
     """
     segments = sorted((file for file in files if not file.is_snapshot), key=lambda file: file.base)
     out, start = Metadata(), max(offset, segments[0].base if segments else 0)
@@ -158,7 +158,7 @@ def _segment_changes(
 
 
 def _check_follow(file: MetadataFile, batches: NDArray[np.void], expected: int) -> int:
-    """Return the offset behind batches. Raise LogFormatError unless they begin at `expected` and leave out none."""
+    """Return the offset after batches. Raise LogFormatError unless they begin at `expected` and leave out none."""
     follows = np.append(expected, batches["last_offset"][:-1] + 1)
     wrong = batches["base_offset"] != follows
     if wrong.any():

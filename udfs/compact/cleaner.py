@@ -185,7 +185,7 @@ class LastBatches:
     """The last batch of each active producer, sorted by producer id (Kafka's lastRecordsOfActiveProducers)."""
 
     producer_id: np.ndarray  # int64[m]
-    last_offset: np.ndarray  # int64[m]; -1: the producer wrote nothing but markers
+    last_offset: np.ndarray  # int64[m]; -1: the producer wrote only markers
     producer_epoch: np.ndarray  # int16[m]
 
 
@@ -251,14 +251,14 @@ class Rules:
     txn_base_offsets: np.ndarray  # int64[m], ascending: bases of transactional and control batches
     txn_discardable: np.ndarray  # bool[m]: the batch may be removed
     oldest_ms: int = -1  # drop data records with an earlier timestamp
-    keeps_end: bool = True  # keep the last offset of a last batch of magic 0 or 1: no segment behind may tell it
+    keeps_end: bool = True  # keep the last offset of a last batch of magic 0 or 1: no later segment may show it
     by_key: bool = True  # False: drop only records before oldest_ms, and those of erased keys
     keep_batches: bool = False  # leave at least the header of every batch
     dry_run: bool = False
     compression: Compression = Compression()
     # tombstones from this offset on are retained: records that they delete may still exist
     tombstones_from: int = MAX_OFFSET
-    # int64[k], ascending: bases of data batches whose marker is lost; their records stay, and supersede nothing
+    # int64[k], ascending: bases of data batches whose marker is lost; their records stay, and supersede no record
     undecided: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     # int64[m], ascending: bases of the batches that show this; at least their headers stay
     witnesses: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))

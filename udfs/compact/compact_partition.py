@@ -5,8 +5,8 @@ files into a folder that no table names; read back; flush. The driver makes the 
 The task reads each input byte twice (headers and checksums; records) and decompresses it once; it writes each output
 byte once and reads it once.
 
-If the keys do not fit the task's memory, or `compaction.strategy` is not offset, the task runs the stages of a large
-partition one after the other (`split_stages`). These read and decompress the log once more. The rows between the stages
+The task runs the stages of a large partition one after the other (`split_stages`) in two cases: the keys do not fit its
+memory, or `compaction.strategy` is not offset. These read and decompress the log once more. The rows between the stages
 wait in a temporary file.
 """
 
@@ -73,7 +73,7 @@ def compact_partition(plan: PartitionPlan) -> PartitionResult:
 def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
     try:
         return _compact(plan, plan.extent, clock)
-    except (KeysLost, TooManyKeys):  # in a run by yield: everything is cleaned instead
+    except (KeysLost, TooManyKeys):  # in a run by yield: the whole log is cleaned instead
         remove_folder(plan)
         return _compact(plan, Extent.WHOLE, clock)
 

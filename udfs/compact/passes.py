@@ -17,7 +17,7 @@ remains is deduplicated through it.
 keys, leave the segments that hold any. All other records stay as they are, byte for byte. In a compacted topic an
 earlier record of a key would reappear if only its last record were removed. So an expired record makes the partition
 due (`with_what_is_old`). The store's segments of a generation come before the archive's. So all segments up to the last
-one that changes are written; those behind it stay in the archive. No other file may have the erased keys: the new
+one that changes are written; the later segments stay in the archive. No other file may have the erased keys: the new
 generation has no filters and key files of runs by yield.
 """
 
@@ -314,7 +314,7 @@ def with_what_is_old(
         return analysis
     forced = analyse(plan, scans, identity, Extent.FORCED)
     if isinstance(forced, Analysis) and _any_is_old(plan, analysis, len(forced.replaced), buffer):
-        return forced  # otherwise nothing is cleanable yet
+        return forced  # otherwise no offset is cleanable yet
     return analysis.unchanged or replace(analysis, affected=range(0))
 
 
@@ -374,8 +374,8 @@ def remove_records(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer)
 
 
 def _is_already_applied(plan: PartitionPlan, analysis: Analysis) -> bool:
-    """Return whether a new generation that removes nothing is unnecessary: the current one notes the erasure up to the
-    log end.
+    """Return whether a new generation that removes no records is unnecessary: the current one notes the erasure up to
+    the log end.
     """
     erasing, until = plan.policy.erasing, plan.input.generation.next_offset
     if erasing is None or until is None:  # a run of the archive alone, which has none of the keys

@@ -50,7 +50,7 @@ class CleanSettings:
     gaps: Gaps = "fail"
     compaction_schedule: Schedule = "full"
     compaction_min_yield: float = 0.2  # share of dead records from which a segment is rewritten
-    compaction_full_ms: int = 30 * 86_400_000  # time from one run that cleans everything to the next
+    compaction_full_ms: int = 30 * 86_400_000  # time from one run that cleans the whole log to the next
     compression_type: CompressionType = "producer"  # codec of rewritten batches; producer: the batch's own
     compression_gzip_level: int = DEFAULT_LEVELS.gzip
     compression_lz4_level: int = DEFAULT_LEVELS.lz4
@@ -105,7 +105,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Erasing:
-    """Keys whose records go, as digests in files of the store (`udfs.erased_keys`); nothing else goes then."""
+    """Keys whose records are removed, as digests in files of the store (`udfs.erased_keys`); other records stay."""
 
     secret: tuple[int, int] = field(repr=False)  # secret of the digests, from a key that the user holds
     files: tuple[tuple[str, int], ...]  # (path below the store, offset below which its keys go)
@@ -133,7 +133,7 @@ class PartitionInput:
     partition: int
     segments: tuple[Segment, ...]
     log_start_offset: int
-    first_dirty_offset: int | None  # from the store or the archive; None: nothing was cleaned
+    first_dirty_offset: int | None  # from the store or the archive; None: no offset was cleaned
     high_watermark: int | None = None
     topic_id: str | None = None
     snapshots: tuple[SideFile, ...] = ()
@@ -164,7 +164,7 @@ class CleanPolicy:
     settings: CleanSettings
     erasing: Erasing | None = None  # erase, and do not compact
     by_yield: bool = False  # leave in the store what the next run needs to choose segments by their yield
-    partial: bool = False  # clean new records, and older segments with enough yield; False: everything
+    partial: bool = False  # clean new records, and older segments with enough yield; False: the whole log
     io_budget_bytes: int | None = None  # for rewrites by yield, read and written; None: no limit
 
 
@@ -185,18 +185,16 @@ class RunContext:
 
 
 class Extent(Enum):
-    """Part of a log that a pass cleans. The plan says what to try first; the pass itself may need more."""
+    """Part of a log that a pass cleans. The plan states what to try first; the pass itself may need more."""
 
     PARTIAL = 1  # new segments, and older ones with enough yield
-    WHOLE = 2  # everything, if enough of it is dirty
-    FORCED = 3  # everything, from the log start on
+    WHOLE = 2  # the whole log, if enough of it is dirty
+    FORCED = 3  # the whole log, from the log start on
 
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """Everything that one partition's compaction needs; the driver makes it from names, sizes, checkpoints and the
-    store.
-    """
+    """Input of one partition's compaction; the driver makes it from names, sizes, checkpoints and the store."""
 
     input: PartitionInput
     policy: CleanPolicy
@@ -248,7 +246,7 @@ class PartitionPlan:
         return self.input.first_dirty_offset if extent is Extent.PARTIAL or before is None else before
 
     def is_ours(self, file: Segment | SideFile) -> bool:
-        """Return whether a file lies in the store, not in the archive."""
+        """Return whether a file is in the store, not in the archive."""
         return file.root == self.run.store_uri
 
     @property
@@ -346,7 +344,7 @@ class PartitionResult:
     work: Work = field(default_factory=Work)
     erased_offsets: tuple[tuple[int, int], ...] = ()  # first and last of each range of theirs; the first MOST_RANGES
     schedule: tuple[ScheduledSegment, ...] = ()  # decisions of a run by yield
-    held_back: tuple[HeldBack, ...] = ()  # the rules by which nothing is due
+    held_back: tuple[HeldBack, ...] = ()  # the rules by which no work is due
 
     def name(self) -> str:
         """Return `<topic>-<partition>`."""

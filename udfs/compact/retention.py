@@ -66,7 +66,7 @@ def expired_segments(
     Without a limit it removes none, not even those below the log start: no setting asks for that, and there they do no
     harm.
 
-    last_may_go: whether nothing will be appended to the last segment; an empty last segment stays even then.
+    last_may_go: whether no batch will be appended to the last segment; an empty last segment stays even then.
     """
     if not limits.has_limit:
         return dict.fromkeys(REASONS, 0)

@@ -6,9 +6,9 @@
   rewrite            a task for each group of segments: new segments, of the records with these offsets
 
 Records never leave their task. A row between the stages has some hundred local survivors of one bucket from one split.
-A row for each record costs the JVM more than all other work (measured: BENCHMARKS.md). A row without a bucket tells the
-rewrite how many survivors a split has sent. So a missing or duplicate row, or a row with a problem, ends the compaction
-of the partition. In one task, an `Exchange` hands over the rows (`compact_partition`).
+A row for each record costs the JVM more than all other work (measured: BENCHMARKS.md). A row without a bucket informs
+the rewrite of the number of survivors that a split has sent. So a missing or duplicate row, or a row with a problem,
+ends the compaction of the partition. In one task, an `Exchange` hands over the rows (`compact_partition`).
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def last_of_each_key(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> I
 
 
 def rewrite_group(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[RewrittenGroup | Problem]:
-    """Yield the rewritten group, or a Problem. batches: its OFFSETS; without any, yield nothing: the group has no
+    """Yield the rewritten group, or a Problem. batches: its OFFSETS; without any, yield no item: the group has no
     chunk.
     """
     table = pa.Table.from_batches(batches, _OFFSETS)

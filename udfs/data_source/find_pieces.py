@@ -6,7 +6,7 @@ against the log: a wrong index costs time, never a record). By time there are tw
 - A bound of the log, like `startingTimestamp` and `endingTimestamp` of Spark's Kafka source: the first record with a
   timestamp at or above it, found as a broker finds it. From then on the bound is an offset.
 - A limit of records (`Wanted.start_ms`): segments, and batches within them, whose largest timestamp is below it are
-  skipped. Timestamps may be out of order, so an upper limit skips nothing that comes later.
+  skipped. Timestamps may be out of order, so an upper limit skips no later record.
 
 If an index is missing, local segments are searched by their headers; tasks read others whole. Cost: two mapped files
 for each partition that has a bound, and for each segment with a limit by time; on other file systems a few requests
@@ -50,7 +50,7 @@ class OutOfRangeError(ValueError):
 def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
     """Return the stretches to read, in the order of the log.
 
-    Raises LogFormatError, and OutOfRangeError as `asked` says.
+    Raises LogFormatError, and OutOfRangeError as `asked` requires.
     """
     try:
         if partition.problem is not None:
@@ -68,7 +68,7 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
 
 
 def first_to_read(partition: SourcePartition, asked: Range) -> int:
-    """Return the offset at which reading begins. Raises OutOfRangeError as `asked` says.
+    """Return the offset at which reading begins. Raises OutOfRangeError as `asked` requires.
 
     Raises LogFormatError "gap" if the offset is the first one only because a file is missing in front of it.
     """
@@ -147,7 +147,7 @@ def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list
 
 class _Gaps:
     """Gaps that no task would see: before the first requested offset, and after segments without requested records. The
-    task that reads a segment finds the gap behind it.
+    task that reads a segment finds the gap after it.
     """
 
     def __init__(self, partition: SourcePartition, log: PartitionLog, asked: Range) -> None:
@@ -155,7 +155,7 @@ class _Gaps:
         self.log, self.asked, self._finder = log, asked, GapFinder(GAP_HINT)
 
     def behind(self, number: int) -> Behind | None:
-        """Return the facts about the offsets behind a segment for a task; None: gaps are not checked."""
+        """Return the facts about the offsets after a segment for a task; None: gaps are not checked."""
         return None if self.traces is None else offsets_behind(self.log.segments, self.traces, number)
 
     def gap_before(self, start: int) -> Problem | None:
@@ -181,7 +181,7 @@ class _Gaps:
         return self._behind_unread(number - 1, end, 0, start)
 
     def _behind_unread(self, number: int, end: int, start: int, until: int) -> Problem | None:
-        """Return the gap behind a segment that no task reads to its end, offset `end`."""
+        """Return the gap after a segment that no task reads to its end, offset `end`."""
         traces_behind = self.behind(number)
         if traces_behind is None:
             return None
@@ -190,7 +190,7 @@ class _Gaps:
         )
 
     def gap_piece(self, piece: Piece, number: int) -> list[Piece]:
-        """Return the gap behind a segment without wanted records, as a piece; the piece itself if its end is bad."""
+        """Return the gap after a segment without wanted records, as a piece; the piece itself if its end is bad."""
         if piece.behind is None:
             return []
         try:
@@ -215,7 +215,7 @@ def _later(segments: Sequence[Segment]) -> tuple[ListedLog, ...]:
 
 
 def _offsets(partition: SourcePartition, log: PartitionLog, asked: Range) -> tuple[int, int]:
-    """Return [start, end) as offsets; end is NO_END if nothing bounds it, so that no log has to be opened for it."""
+    """Return [start, end) as offsets; end is NO_END if it has no bound, so that no log has to be opened for it."""
     unbounded = asked.as_stored or not (asked.wanted.committed or partition.high_watermark is not None)
     start, end = asked.start, asked.end
     first = _start(partition, log, asked) if start.kind != "earliest" else log.earliest
@@ -255,7 +255,7 @@ def _out_of_range(partition: SourcePartition, log: PartitionLog, option: str, fo
 
 
 def _cut(piece: Piece, segment: Segment, log: PartitionLog, asked: Range) -> list[Piece] | None:
-    """Return the part of a segment that can match, in stretches of about split_bytes; None if nothing can."""
+    """Return the part of a segment that can match, in stretches of about split_bytes; None if no part can."""
     borders = None
     try:
         within = _within(piece, segment, log, asked.wanted)
@@ -273,13 +273,13 @@ def _cut(piece: Piece, segment: Segment, log: PartitionLog, asked: Range) -> lis
 
 
 def _within(piece: Piece, segment: Segment, log: PartitionLog, wanted: Wanted) -> Piece | None:
-    """Return the piece without the bytes before its start and behind its end; None if nothing is left."""
+    """Return the piece without the bytes before its start and after its end; None if no byte is left."""
     if segment.index is None and not cached_root(segment.root).is_local:
         return piece
     if piece.start_offset > segment.base_offset:
         place = log.lookup_offset(piece.start_offset)
         if place is None or place.segment_base_offset != segment.base_offset:
-            return None  # nothing at or behind the start lies in this segment
+            return None  # this segment has no offset at or after the start
         piece = replace(piece, start=place.position)
     after = NO_END if piece.next_base_offset is None else piece.next_base_offset
     if piece.end_offset <= after and piece.end_offset != NO_END:

@@ -50,7 +50,7 @@ def index_pieces(partition: SourcePartition, kinds: Sequence[str], *, accept_gap
 
 
 def read_index(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
-    """Yield the entries of all files as pa.RecordBatch of spec.schema; zeros behind the last entry are none.
+    """Yield the entries of all files as pa.RecordBatch of spec.schema; zeros after the last entry are no entries.
 
     Raises LogFormatError for a file that cannot be read; with spec.quarantine it yields a row with the problem instead.
     """

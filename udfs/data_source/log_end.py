@@ -1,8 +1,8 @@
 """The end of what may be read of a partition's log: the log end, the high watermark, the last stable offset, or damage.
 
 Damage hides the log's end if it hides the following batches: the length field is invalid, and no index entry points to
-a later batch. If damage is quarantined, the log ends there for everything that needs an end: limits by offset,
-committed data, streams. A read without an end continues to the last byte and meets the damage itself.
+a later batch. If damage is quarantined, the log ends there for all uses that need an end: limits by offset, committed
+data, streams. A read without an end continues to the last byte and meets the damage itself.
 
 Only headers are read here, and only markers' checksums are checked: a wrong header with possible values is believed.
 """
@@ -29,7 +29,7 @@ class OpenedLog(NamedTuple):
     """A log to search, and what is not known of it."""
 
     log: PartitionLog
-    damage: LogFormatError | None = None  # behind its last known batch; what follows is not known
+    damage: LogFormatError | None = None  # after its last known batch; what follows is not known
     doubtful: bool = False  # markers may be lost in damage: a batch without one may be committed or aborted
 
 
@@ -64,7 +64,7 @@ class Ends(NamedTuple):
     first: int  # log start
     end: int
     log_end: int  # above `end` if the high watermark or an open transaction bounds reading; both may fall
-    certain: bool = True  # no damage hides what comes behind the end
+    certain: bool = True  # no damage hides batches after the end
 
 
 def find_ends(partition: SourcePartition, *, committed: bool, quarantine: bool = False) -> Ends:
@@ -103,7 +103,7 @@ def _log(partition: SourcePartition, end: int | None, log_end: int | None = None
 
 
 def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError | None]:
-    """Return (offset behind the last batch that can be found, error that hides later ones; None: nothing does)."""
+    """Return (offset after the last batch that can be found, error that hides later ones; None: no error does)."""
     last = partition.segments[-1]
     end, position, reader = last.base_offset, 0, LogReader(_BUFFER_BYTES)
     log = log_file(cached_root(last.root), last.path, last.size_bytes, f"{last.root}/{last.path}")
@@ -127,7 +127,7 @@ def _resume(segment: Segment, error: LogFormatError, position: int) -> int | Non
 
 
 def _last_stable_offset(partition: SourcePartition, asked: Range) -> tuple[int, LogFormatError | None, bool]:
-    """Return (last stable offset, error that hides the batches behind it or None, whether the way to it met damage)."""
+    """Return (last stable offset, error that hides the batches after it or None, whether the way to it met damage)."""
     segments, met, ends = partition.segments, False, None
 
     def resume(segment: Segment, error: LogFormatError, position: int) -> int | None:

@@ -1,7 +1,7 @@
 """Tasks of the data source: ranges of log files, and the requested records or batches of each.
 
 A stretch begins and ends at a batch border. The driver finds the borders (find_pieces), any worker reads the stretches
-(read_records, read_batches). All classes are plain values: they cross process borders, and know nothing of Spark.
+(read_records, read_batches). All classes are plain values: they cross process borders, and do not use Spark.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LATEST: Final = Bound("latest")
 class SourcePartition:
     """Files of one partition. A partition with a problem cannot be read at all."""
 
-    topic: str | None  # None: a file whose folder does not say
+    topic: str | None  # None: a file whose folder does not name it
     partition: int | None
     segments: tuple[Segment, ...] = ()  # by base offset
     log_start_offset: int | None = None  # None: the first segment's base
@@ -49,7 +49,7 @@ class SourcePartition:
     side_root: str = ""  # URI that the next ones are below
     snapshots: tuple[tuple[int, str], ...] = ()  # (offset, path), rising
     leader_epochs: str | None = None  # path of `leader-epoch-checkpoint`
-    sealed: bool = False  # nothing appends to it: its last batch must be whole
+    sealed: bool = False  # no writer appends to it: its last batch must be whole
     traces: Traces | None = None  # evidence of gaps; None: single files, or a generation, which was judged when made
     problem: Problem | None = None
 
@@ -60,7 +60,7 @@ class SourcePartition:
 
 
 def logs_behind(partitions: Iterable[Sequence[ListedLog]], log: ListedLog) -> Sequence[ListedLog]:
-    """Return the logs behind a given one, from the logs of partitions. Raise LogFormatError if none of them has it."""
+    """Return the logs after a given one, from the logs of partitions. Raise LogFormatError if none of them has it."""
     for logs in partitions:
         for number, other in enumerate(logs):
             if other[:2] == log[:2]:
@@ -86,13 +86,13 @@ class Piece:
     end: int = 0
     start_offset: int = 0  # records in [start_offset, end_offset)
     end_offset: int = NO_END
-    next_base_offset: int | None = None  # next base offset of the segment behind it; None: the last one
+    next_base_offset: int | None = None  # base offset of the next segment; None: it is the last one
     torn_tail: bool = False  # the file may end inside a batch: it is the end of a log that was being written
-    index: tuple[str, str] | None = None  # URI and path, to continue behind bytes that are no batches
+    index: tuple[str, str] | None = None  # URI and path, to continue after bytes that are no batches
     later: tuple[ListedLog, ...] = ()  # its segment and the next ones, in which markers are looked for
     more_later: bool = False  # more segments follow; ReadSpec.logs_behind lists them
     doubtful: bool = False  # a marker may be lost in damage: transactional data without one is withheld
-    behind: Behind | None = None  # set at the end of a segment if a gap behind it counts
+    behind: Behind | None = None  # set at the end of a segment if a gap after it counts
     problem: Problem | None = None
 
     @property
@@ -177,9 +177,9 @@ def _cost(piece: Piece) -> int:
 
 
 def is_past(piece: Piece, batches: NDArray[np.void], previous: int) -> bool:
-    """Return whether all batches behind BATCH[n] are behind the piece's end too. previous: last offset before them.
+    """Return whether all batches after BATCH[n] are after the piece's end too. previous: last offset before them.
 
-    A single batch across the end, or behind it, is no proof: its offset may be damage, and then the next batch shows
+    A single batch across the end, or after it, is no proof: its offset may be damage, and then the next batch shows
     it.
     """
     last = batches[-1]

@@ -1,7 +1,7 @@
-"""The rows of a piece of a log, read stretch by stretch: across damage, up to a gap behind it.
+"""The rows of a piece of a log, read stretch by stretch: across damage, up to a gap after it.
 
 Damage is a row with the column `problem`. Reading continues at the next batch, to which the length of the damaged
-one or the offset index leads. Gaps are found behind the segments that a task reads to their ends (`udfs.holes`).
+one or the offset index leads. Gaps are found after the segments that a task reads to their ends (`udfs.holes`).
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ GAP_HINT: Final = "bring the missing file back; or gaps=accept if it is known to
 
 
 class Gaps:
-    """Finder of gaps behind the segments that a task reads to their ends."""
+    """Finder of gaps after the segments that a task reads to their ends."""
 
     def __init__(self, spec: ReadSpec) -> None:
         self._finder, self._logs_behind = GapFinder(GAP_HINT), spec.logs_behind
 
     def behind(self, piece: Piece, last_offset: int) -> Problem | None:
-        """Return the gap behind a piece within its offsets. last_offset: of the piece's last batch; -1: it has none."""
+        """Return the gap after a piece within its offsets. last_offset: of the piece's last batch; -1: it has none."""
         if piece.behind is None:
             return None
         end = max(last_offset + 1, piece.base_offset)
@@ -77,7 +77,7 @@ class Gaps:
 
 # Rows of whole batches, and the batches
 Stretch = tuple[Iterator[Any], Chunk]
-# The stretches of a log from a position on, behind a last offset (-1: of no batch)
+# The stretches of a log from a position on, after a last offset (-1: of no batch)
 Stretches = Callable[[LogFile, int, int], Iterator[Stretch]]
 
 
@@ -127,7 +127,7 @@ def _check_tail(log: LogFile, piece: Piece, tail: Tail) -> None:
     """Raise kind "torn_tail" unless the piece ends with a whole batch, or in the torn tail of a log still being
     written.
 
-    A length that leads behind the file's end looks like a torn tail, but the index may know a batch behind it.
+    A length that leads past the file's end looks like a torn tail, but the index may have an entry of a later batch.
     """
     if not tail.torn_bytes:
         return
@@ -140,7 +140,7 @@ def _check_tail(log: LogFile, piece: Piece, tail: Tail) -> None:
     )
 
 
-_ENDS: Final = frozenset({"unreadable", "changed", "defect", "memory"})  # no position behind one is known
+_ENDS: Final = frozenset({"unreadable", "changed", "defect", "memory"})  # no position after one is known
 # The walk believed the length before it found these
 _BY_LENGTH: Final = frozenset({"crc", "codec", "bomb", "count", "offsets", "transaction"})
 # A header of magic 2, with room for a longer one of magic 3
@@ -148,11 +148,11 @@ _HEADER: Final = np.dtype([*BATCH_HEADER.descr, ("more", f"V{V3_LARGEST_HEADER -
 
 
 def resume_position(root: Root, piece: Piece, error: LogFormatError, position: int) -> int | None:
-    """Return the position of the next batch behind the bad one at `position`; None if this piece shows none.
+    """Return the position of the next batch after the bad one at `position`; None if this piece shows none.
 
-    Candidates are the end by the length of the damaged batch, if the walk used that length and a batch may follow, and
-    the first valid entry of the offset index. An entry is valid if its batch ends at the offset of the entry. The
-    nearer position counts, because a length may be wrong.
+    Candidates are the end of the damaged batch by its length, and the first valid entry of the offset index. The end is
+    a candidate only if the walk used that length and a batch may follow. An entry is valid if its batch ends at the
+    offset of the entry. The nearer position counts, because a length may be wrong.
     """
     if error.kind in _ENDS:
         return None
@@ -167,7 +167,7 @@ def resume_position(root: Root, piece: Piece, error: LogFormatError, position: i
 
 
 def next_indexed(file: Any, piece: Piece, position: int) -> int | None:
-    """Return the position of the first batch behind `position` that the offset index knows; None if missing."""
+    """Return the position of the first batch after `position` that the offset index has; None if missing."""
     if piece.index is None:
         return None
     beside, path = piece.index

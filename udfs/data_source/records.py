@@ -1,22 +1,21 @@
 """Records of pieces of logs, or the headers of their batches, as Arrow record batches: a task of the data source.
 
 Batches pass the checks of a consumer and more: structure, order of offsets, checksums, the segment's name. A bad batch
-raises LogFormatError, or becomes a row with the column `problem`, and reading continues at the next batch: the length
-that the bad one states leads there, or, if that cannot be believed, the next entry of the offset index whose batch is
-there.
+raises LogFormatError, or becomes a row with the column `problem`, and reading continues at the next batch. The length
+of the bad batch gives that position; if the length is not credible, the next entry of the offset index whose batch is
+there gives it.
 
 In memory at a time: a chunk, 32 MiB of decompressed batches or one batch, and one Arrow batch.
 
-For committed data, the next marker of a batch's producer decides, at any distance after the batch. A broker tells
+For committed data, the next marker of a batch's producer decides, at any distance after the batch. A broker informs
 consumers from the transaction index. `Outcomes` looks for markers in the log itself, so an archive without `.txnindex`
-files gives the same result: aborted data never lies in a log without its ABORT marker (the cleaner drops the data
-first, and the marker later). Headers after a chunk are read until its open transactions end, usually a few, and never
-twice.
+files gives the same result: aborted data is never in a log without its ABORT marker (the cleaner drops the data first,
+and the marker later). Headers after a chunk are read until its open transactions end, usually a few, and never twice.
 
-Nothing above the last stable offset is read at all: the plan ends there (find_pieces). Below it, every transaction has
-its marker, because a cleaner keeps the marker while a batch is left. A transaction without one is open, although the
-snapshot behind the last stable offset denies it. A broker believes the snapshot and serves the batch; here that is an
-error. If the log has damage that was skipped, the outcome of such a batch's transaction is unknown: the batch is
+Batches above the last stable offset are not read at all: the plan ends there (find_pieces). Below it, every transaction
+has its marker, because a cleaner keeps the marker while a batch is left. A transaction without one is open, although
+the snapshot after the last stable offset denies it. A broker believes the snapshot and serves the batch; here that is
+an error. If the log has damage that was skipped, the outcome of such a batch's transaction is unknown: the batch is
 withheld.
 """
 
@@ -53,7 +52,7 @@ _MARKER: Final = np.dtype([("producer_id", "i8"), ("offset", "i8"), ("aborted", 
 
 
 class Outcomes:
-    """Markers of a piece and of the log behind it, read as far as needed. Chunks come in order."""
+    """Markers of a piece and of the log after it, read as far as needed. Chunks come in order."""
 
     def __init__(self, piece: Piece, logs_behind: LogsBehind | None = None) -> None:
         self._ahead, self._doubtful = _markers(piece, logs_behind), piece.doubtful
@@ -65,7 +64,7 @@ class Outcomes:
         """Return (bool[n]: the chunk's batches that are data of aborted transactions, error or None), for the wanted
         ones only.
 
-        The error says that the log ahead is unreadable, or that a transaction has no marker. The batches whose
+        The error states that the log ahead is unreadable, or that a transaction has no marker. The batches whose
         outcome it hides count as aborted then, and in a doubtful piece.
         """
         batches = chunk.batches
@@ -114,7 +113,7 @@ class Outcomes:
         return np.empty(0, _MARKER) if markers is None else markers
 
     def _next(self, producers: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return int64[n]: row in `_markers` of the first marker of each producer behind each offset; -1: not known."""
+        """Return int64[n]: row in `_markers` of the first marker of each producer after each offset; -1: not known."""
         if not len(self._markers):
             return np.full(len(producers), -1)
         asked = np.zeros(len(producers), _MARKER)
@@ -132,7 +131,7 @@ class Outcomes:
 
 
 def _markers(piece: Piece, logs_behind: LogsBehind | None) -> Iterator[NDArray[np.void]]:
-    """Yield _MARKER[m] of the piece's segment, from the piece's start on, then of the segments behind it, in parts."""
+    """Yield _MARKER[m] of the piece's segment, from the piece's start on, then of the next segments, in parts."""
     reader, start = LogReader(_BUFFER_BYTES), piece.start
     for log in _logs(piece, logs_behind):
         file = log_file(cached_root(log.root), log.path, log.size_bytes, f"{log.root}/{log.path}")
@@ -165,7 +164,7 @@ Take = Callable[[Run, Piece], None]
 def read_records(spec: ReadSpec, pieces: Iterable[Piece], take: Take | None = None) -> Iterator[Any]:
     """Yield the wanted records of all pieces as pa.RecordBatch of spec.schema.
 
-    take: gets the records of each run, with some before and behind the piece's offsets; the caller then gets a batch
+    take: gets the records of each run, with some before and after the piece's offsets; the caller then gets a batch
     without rows. Its errors are problems of the log. Raises LogFormatError for what cannot be read; with
     spec.quarantine it yields a row with the problem instead.
     """
@@ -202,7 +201,7 @@ class _Reader:
     def _outcomes(self, piece: Piece, position: int) -> Outcomes | None:
         """Return the outcomes of transactions from a position on; None if aborted records are wanted too.
 
-        Behind damage new ones are needed, since no marker is looked for across it.
+        After damage new ones are needed, since no marker is looked for across it.
         """
         if not self.spec.wanted.committed:
             return None
@@ -285,7 +284,7 @@ _MAX_ROWS: Final = 1 << 16
 
 
 def read_batches(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
-    """Yield the batches of all pieces that lie within the pieces' offsets, as pa.RecordBatch of spec.schema.
+    """Yield the batches of all pieces that are within the pieces' offsets, as pa.RecordBatch of spec.schema.
 
     Raises LogFormatError for what cannot be read; with spec.quarantine it yields a row with the problem instead.
     """
@@ -304,7 +303,7 @@ def read_batches(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
 
 def _rows(piece: Piece, spec: ReadSpec, schema: Any, batches: np.ndarray, previous: int) -> Iterator[Any]:
     """Yield the batches within the piece's offsets as rows. previous: last offset of the batch before them. A
-    compressed batch of magic 0 or 1 begins right behind the one before it: no header says where.
+    compressed batch of magic 0 or 1 begins right after the one before it: no header states where.
     """
     behind = np.concatenate([[previous], batches["last_offset"][:-1]]) + 1
     begins = np.where(batches["base_offset"] < 0, behind, batches["base_offset"])

@@ -2,8 +2,8 @@
 
 Types are those of Spark's from_avro: a record is a struct, an enum text, a map has text keys, fixed is binary; date,
 decimal and timestamps of milli- and microseconds keep their meaning (local-timestamp-*: without a zone); other logical
-types are what they are stored as. A union with null is nullable, [int, long] is a long, [float, double] a double, and
-any other union a struct with a field member0, member1, ... for each branch. Like from_avro, this refuses a recursive
+types are what they are stored as. A union with null is nullable, [int, long] is a long, and [float, double] a double.
+Any other union is a struct with a field member0, member1, ... for each branch. Like from_avro, this refuses a recursive
 schema. It also refuses an array whose items take no bytes, because five damaged bytes could claim any number of items.
 
 Values from Confluent's serializers have a prefix. Remove it (decode(values, "payload")), or pass the writers' schemas
@@ -116,7 +116,7 @@ def takes_no_bytes(schema: Any, names: dict[str, Any], within: tuple[str, ...] =
     kind = type_name(schema)
     if kind == "record":
         if schema["name"] in within:
-            return True  # a recursion decides nothing
+            return True  # a recursion decides no type
         inner = (*within, schema["name"])
         return all(takes_no_bytes(field["type"], names, inner) for field in schema["fields"])
     return kind == "null" or (kind == "fixed" and schema["size"] == 0)
@@ -155,7 +155,7 @@ class AvroSchema:
 def avro_schema(schema: str | Mapping[str, Any] | list[Any]) -> AvroSchema:
     """Parse a schema from its JSON text (a primitive type needs no quotes), or from what json.loads returns.
 
-    Raises AvroSchemaError, which says what is wrong with it.
+    Raises AvroSchemaError, which states the error.
     """
     return _schema_of_text(schema if isinstance(schema, str) else json.dumps(schema))
 
@@ -181,7 +181,7 @@ def decode_avro(
 def read_avro(
     values: Any, schema: str | Mapping[str, Any], *, writers: Mapping[int, str | Mapping[str, Any]] | None = None
 ) -> tuple[Any, Any]:
-    """Decode like decode_avro, but return (decoded, reasons); reasons: pa.StringArray, null if nothing is wrong."""
+    """Decode like decode_avro, but return (decoded, reasons); reasons: pa.StringArray, null if the value is valid."""
     target = avro_schema(schema)
     values = as_binary(values)
     if writers is None:

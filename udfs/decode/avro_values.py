@@ -6,8 +6,8 @@ resolves in a wrong way, in silence; `refusal` finds these, so that their values
 | fastavro | here |
 |---|---|
 | gives a default as JSON has it: bytes as text, no branch of a union, no defaults inside of records | refused |
-| does not say which branch of a union a value takes if the writer had no union | refused, if it has members |
-| does not tell int from long, and float from double, in a union | refused, if it has members |
+| does not record which branch of a union a value takes if the writer had no union | refused, if it has members |
+| does not distinguish int from long, and float from double, in a union | refused, if it has members |
 | takes the first branch that a value can be promoted to, before one of its type | refused, if it has members |
 | fails with a KeyError if the writer has a field under its name and under an alias | refused |
 | takes indexes below 0 of enums and unions, which only damage has, for one from the end | found, if of one byte |
@@ -48,7 +48,7 @@ def type_name(schema: Any) -> str:
 
 
 def defined(schema: Any, names: Names) -> Any:
-    """Return the definition behind a reference or a nested type; any other part of a schema as it is."""
+    """Return the definition of a reference or a nested type; any other part of a schema as it is."""
     if isinstance(schema, str):
         return names.get(schema, schema)
     if isinstance(schema, dict) and (not isinstance(schema["type"], str) or schema["type"] in names):
@@ -96,8 +96,8 @@ def is_decimal(schema: Any) -> bool:
 def converter(schema: Any, names: Names) -> Convert | None:
     """Return a function that makes a column's value from fastavro's datum of a schema; None: the datum is the value.
 
-    A datum of a named type is a tuple of name and value if the writer had a union there, as well if this schema has
-    none. The function raises ValueError for branches, symbols and decimals that cannot be.
+    A datum of a named type is a tuple of name and value if the writer had a union there. This schema may have no union
+    there. The function raises ValueError for branches, symbols and decimals that cannot be.
     """
     schema = defined(schema, names)
     if isinstance(schema, list):

@@ -2,7 +2,7 @@
 
     decode(values, "long")             pa.Int64Array; null if a value is null or malformed
     decode(values, "long", errors="fail")          raises at the first malformed value
-    find_problems(values, "long")        pa.StringArray: what is wrong with a value; null if nothing is
+    find_problems(values, "long")        pa.StringArray: the error in a value; null if there is none
 
 | name | of | as |
 |---|---|---|
@@ -116,7 +116,7 @@ def checked_errors(errors: str) -> str:
 
 
 def find_problems(values: Any, name: str) -> Any:
-    """Say what is wrong with each value, as pa.StringArray; null if nothing is."""
+    """Return the error in each value, as pa.StringArray; null if there is none."""
     return _read(values, name)[1]
 
 
@@ -163,7 +163,7 @@ def _string(values: Any) -> tuple[Any, Any]:
 
 
 def _json(values: Any) -> tuple[Any, Any]:
-    """Check each value with a call of the json module, which also says what is wrong."""
+    """Check each value with a call of the json module, which also states the error."""
     reasons = pa.array([_json_problem(value) for value in values.to_pylist()], pa.string())
     whole = pc.if_else(reasons.is_null(), values, pa.scalar(None, pa.binary()))
     return whole.view(pa.string()), reasons

@@ -54,7 +54,7 @@ class LastRowsTask:
 
 @dataclass
 class LastRows:
-    """Result of a task. With a problem nothing in the file counts."""
+    """Result of a task. With a problem no row of the file counts."""
 
     path: str
     records: int = 0  # read

@@ -2,9 +2,9 @@
 
 A file appears under its name whole or not at all: on a disk by a rename, in a bucket when its upload ends. A task that
 Spark repeats replaces its own file. A task of an export that was killed may still work when the next export begins: it
-writes nothing, since the mark in the folder names another run by then.
+writes no file, since the mark in the folder names another run by then.
 
-In memory at a time: what udfs.data_source says, and 64 MiB of rows.
+In memory at a time: what udfs.data_source needs, and 64 MiB of rows.
 
 Lines of JSON, one object a line, are built by column: no Python object for a value. Null fields are written. Bytes
 become base64, timestamps ISO 8601 in UTC with milliseconds; NaN and infinite numbers become text. Strings are escaped
@@ -296,7 +296,7 @@ def _joined(*parts: Any) -> Any:
 
 
 def _joined_bytes(texts: Any) -> memoryview:
-    """Return the bytes of texts without nulls, one behind the other."""
+    """Return the bytes of texts without nulls, one after the other."""
     _, offsets, data = texts.buffers()
     at = memoryview(offsets).cast("q")
     return memoryview(data)[at[texts.offset] : at[texts.offset + len(texts)]]

@@ -147,7 +147,7 @@ def search_bytes(keys: KeySet, read: Read, start: int, end: int, findings: Found
 
 
 def _windows(longest: int, read: Read, start: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (position, bytes) that overlap so far that every key lies whole in one of them."""
+    """Yield (position, bytes) that overlap so far that every key is whole in one of them."""
     overlap = max(longest - 1, 0)
     buffer = np.empty(min(max(CHUNK_BYTES, 4 * overlap), end - start), np.uint8)
     while start < end:

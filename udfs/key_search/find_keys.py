@@ -5,9 +5,9 @@ A bad file stops no other: it is a place that was not read, which the result nam
 Parquet files of a table count whichever version of the table has them: a removed file is still a file. Of a table of
 audits the column of keys is compared whole, value by value; where it holds keyed hashes in place of keys, the hashes of
 the wanted keys are compared too. In any other table, of any writer, the values of every column of bytes or text are
-compared, and searched for the bytes of a key as a part: a "may".
+compared. They are also searched for the bytes of a key as a part: a "may".
 
-Files that hold hashes of keys lie beside a generation's logs: key files and filters of runs by yield.
+Files that hold hashes of keys are beside a generation's logs: key files and filters of runs by yield.
 
   <offset>.keys    exact hashes, 16 bytes a key
   <base>.filter    a Bloom filter over 64 bits of the hashes of the `.log` beside it, and a CRC-32C
@@ -75,7 +75,7 @@ def search_table(keys: KeySet, hidden: KeySet | None, file: SearchFile, findings
 
 
 def search_partition(keys: KeySet, path: str, findings: Found) -> None:
-    """Add what the folders of a table's file say of the keys, as in `name=person-1/part-0.parquet`."""
+    """Add the keys that the folders of a table's file name, as in `name=person-1/part-0.parquet`."""
     texts = [unquote(part.partition("=")[2]) for part in path.split("/")[:-1] if "=" in part]
     if texts:
         values = pa.array([text.encode() for text in texts], pa.large_binary())
@@ -84,7 +84,7 @@ def search_partition(keys: KeySet, path: str, findings: Found) -> None:
 
 def _search(keys: KeySet, hidden: KeySet | None, parquet: Any, findings: Found, no_keys: frozenset[str]) -> list[str]:
     """Search all rows; return the names of the columns that were searched for parts of values. no_keys: columns that
-    hold none; if there are any, the column `key` has nothing but keys.
+    hold none; if there are any, the column `key` has only keys.
     """
     texts = []
     wanted = [f.name for f in parquet.schema_arrow if f.name not in no_keys and _holds_bytes(f.type)]
@@ -244,7 +244,7 @@ class Searched:
 def search_files(
     keys: KeySet, hidden: KeySet | None, files: Sequence[SearchFile], *, digests: bool = False
 ) -> Searched:
-    """Search the files of one task. A filter is directly behind its log. hidden: see `search_table`; digests: read
+    """Search the files of one task. A filter is directly after its log. hidden: see `search_table`; digests: read
     each file once more for its SHA-256.
     """
     search, found = _Search(keys, hidden), dict[int, str]()

@@ -37,7 +37,7 @@ class SearchFile:
         ""  # in a store: current, older, dead (of a run that no checkpoint names), unknown; else a suffix or mark
     )
     base_offset: int = 0  # base offset of a log, by its name
-    index: str | None = None  # path of a log's offset index, to continue behind bytes that are no batches
+    index: str | None = None  # path of a log's offset index, to continue after bytes that are no batches
     max_batch_bytes: int = MAX_BATCH_BYTES  # maximum size of a batch in a log
     secret: str | None = None  # path of the file with the secret of the hashes; None: it is lost
     of_audits: bool = False  # a table of audits: keys stand in its column `key` alone

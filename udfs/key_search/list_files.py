@@ -30,7 +30,7 @@ class FileListing:
 
 
 def list_files(root: Root) -> FileListing:
-    """List everything below a root. A local folder that several names lead to counts once, under its own name.
+    """List all files below a root. A local folder that several names lead to counts once, under its own name.
 
     Raises FileNotFoundError if the root is no folder, AccessError if its bucket cannot be used.
     """
@@ -71,7 +71,7 @@ def _walk(root: Root, out: FileListing) -> None:
 
 
 def _text(root: Root, folder: str, listed: list[pafs.FileInfo], out: FileListing) -> list[pafs.FileInfo]:
-    """Return the entries whose names are text; the others, which nothing here can open, are a problem."""
+    """Return the entries whose names are text; the others, which cannot be opened here, are a problem."""
     entries, others = text_entries(listed)
     if others:
         path = f"{root.uri}/{folder}".rstrip("/")

@@ -1,4 +1,4 @@
-"""Sizes of a log's indexes in bytes at several granularities: counted from its batch headers, nothing is decompressed.
+"""Sizes of a log's indexes in bytes at several granularities: counted from its batch headers, no body is decompressed.
 
 | granularity | an entry for | bytes |
 |---|---|---|
@@ -70,7 +70,7 @@ COUNTS = (
 
 
 def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
-    """Return the counts of one partition; batches behind a bad one are not counted, and `problem` says so."""
+    """Return the counts of one partition; batches after a bad one are not counted, and `problem` states that."""
     log = plan.log
     reader = LogReader(_CHUNK_BYTES)
     total = IndexSizes(log.topic)

@@ -27,15 +27,15 @@ def last_stable_offset(
     snapshots: Sequence[tuple[int, str, str]] = (),
     resume: Callable[[Segment, LogFormatError, int], int | None] | None = None,
 ) -> int:
-    """Return the last stable offset of a log, by the headers of its batches; nothing is decompressed.
+    """Return the last stable offset of a log, by the headers of its batches; no body is decompressed.
 
-    Reading begins at the newest of the `snapshots` (offset, URI of the root, path; rising) that can be read and lies at
+    Reading begins at the newest of the `snapshots` (offset, URI of the root, path; rising) that can be read and is at
     a segment's base; without one, at the first batch. A snapshot also contains transactions that began in deleted
     segments. log_start_offset: None, or below the first segment: its base.
 
-    Rule: that of a broker that has just loaded the log (KAFKA.md, "Offsets of a log"): a producer's transaction begins
-    with its first batch that is not below the log start, and is open until its marker is below the high watermark
-    (None: the log end).
+    Rule: that of a broker that has just loaded the log (KAFKA.md, "Offsets of a log"). A producer's transaction begins
+    with its first batch that is not below the log start. The transaction is open until its marker is below the high
+    watermark (None: the log end).
 
     Raises LogFormatError for a bad log, unless there is `resume`. It gets a segment, the error and the bad batch's
     position, and returns the next batch's; None: continue in the next segment. A transaction that was open before the

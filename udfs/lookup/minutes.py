@@ -1,7 +1,7 @@
 """Rows of the table `time_index`: for each minute in which a segment has data, the first offset that falls into it.
 
 There are two ways, both from the KIP-33 draft. LogAppendTime, for a segment whose batches all have it: all records of a
-batch carry the batch's timestamp, which rises through the log, so headers say everything and nothing is decompressed.
+batch carry the batch's timestamp, which rises through the log, so headers have all facts and no body is decompressed.
 CreateTime, for any other segment: timestamps are out of order, so the timestamps of all records are decoded, without
 keys and values. The row of a minute has the position of its first record in the segment. Control records, and records
 without a timestamp, are in no minute. A segment without rows has one of nulls, so that it is not read again.
@@ -40,7 +40,7 @@ TIME_INDEX_ROWS: Final = pa.schema(
         pa.field("path", pa.string()),  # path of the .log, relative to the archive
         pa.field("size_bytes", pa.int64()),  # size of the .log when it was read
         pa.field("mtime_ms", pa.int64()),
-        pa.field("problem", pa.string()),  # why the rows end early; null: nothing is wrong
+        pa.field("problem", pa.string()),  # why the rows end early; null: they do not
     ]
 )
 _MINUTES: Final = (2**63 - 1) // (MINUTE_MS * 1000)  # range of microseconds in 64 bits
@@ -95,7 +95,7 @@ def _rows(segment: TimedSegment) -> Any:
 
 
 def _by_headers(log: LogFile, max_batch_bytes: int, first: _Parts) -> tuple[bool, bool]:
-    """Add minutes from headers to `first`. Return (whether headers say it all, whether all data has LogAppendTime)."""
+    """Add minutes from headers to `first`. Return (whether headers suffice, whether all data has LogAppendTime)."""
     is_complete = True
     for chunk in LogReader(1 << 20, max_batch_bytes).headers(log):
         b = chunk.batches

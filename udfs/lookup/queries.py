@@ -89,7 +89,7 @@ class Queries:
 
 
 def open_log(plan: LookupPlan) -> PartitionLog:
-    """Open the log of a plan. Reads nothing yet, except for the last stable offset if `read_committed`."""
+    """Open the log of a plan. Reads no file yet, except for the last stable offset if `read_committed`."""
     end = plan.end_offset
     if plan.read_committed and plan.segments:
         end = last_stable_offset(plan.segments, plan.log_start_offset, end, plan.snapshots)
@@ -145,8 +145,8 @@ class Passed:
         """Raise LogFormatError for the first gap. answers: int64[n], base offset of the segment of each answer; -1:
         none.
 
-        A search by offset skips what lies between the segment that should hold it and the one that does. A search by
-        time skips everything in front of its answer, whether timestamps rise or not.
+        A search by offset skips the offsets between the segment that should hold it and the segment that does. A search
+        by time skips all offsets in front of its answer, whether timestamps rise or not.
         """
         if self._traces is None or not len(self._bases) or not len(targets):
             return
@@ -157,7 +157,7 @@ class Passed:
         reached[by_time & (targets == EARLIEST)] = 0
         reached[~by_time & (targets < self._log.earliest)] = 0
         reached[by_time & (targets == MAX_TIMESTAMP)] = n
-        passed = np.zeros(n + 2, np.int64)  # below the first segment, then behind each
+        passed = np.zeros(n + 2, np.int64)  # below the first segment, then after each
         np.add.at(passed, first + 1, 1)
         np.add.at(passed, np.maximum(reached, first) + 1, -1)
         self._judge((np.flatnonzero(np.cumsum(passed)) - 1).tolist())
@@ -184,7 +184,7 @@ class Passed:
 
 
 def no_answers(status: str, n: int) -> Any:
-    """Return n rows of ANSWER that hold a status and nothing else."""
+    """Return n rows of ANSWER that hold only a status."""
     nulls = [pa.nulls(n, field.type) for field in ANSWER]
     return pa.RecordBatch.from_arrays([pa.repeat(pa.scalar(status), n), *nulls[1:]], schema=ANSWER)
 
@@ -236,7 +236,7 @@ def _numbers(values: NDArray[np.int64]) -> Any:
 
 
 def lookup_table(plans: dict[tuple[str, int], LookupPlan], batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield record batches of queries with the answers' columns behind theirs, in order, each as long as it came.
+    """Yield record batches of queries with the answers' columns after theirs, in order, each as long as it came.
 
     Columns: topic, partition; offset, timestamp (ms int64, either may be missing or null; the offset is first). Rows of
     one partition should come together: only the log of a batch's last partition stays open for the next batch.

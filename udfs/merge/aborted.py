@@ -30,7 +30,7 @@ class AbortedTransactions:
         for copy, until in copies:
             for segment in copy.segments:
                 if segment.txn_index is not None:
-                    with suppress(LogFormatError):  # a damaged index shows nothing
+                    with suppress(LogFormatError):  # a damaged index is no evidence
                         data = read_file(open_root(segment.beside), segment.txn_index, segment.size_bytes)
                         entries = transaction_index.read(data, segment.txn_index)
                         found.append(entries[entries["last_offset"] < until])

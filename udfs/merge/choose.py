@@ -10,13 +10,13 @@
       -> overlapping batches with other offsets: the one that more copies have, that joins its neighbours, ...
 
 Order and offsets are those of the log: a batch is copied as it is or not at all. Taking one batch from a compacted copy
-and the next batch from another copy is safe. No cleaner removes the last record of a key, so every copy that holds its
-batch has the record, and no key loses its last value. A tombstone that a cleaner has removed may leave older values of
-its key in a range that comes from a copy that is less compacted; the same holds for a marker and the data of its
-transaction. `aborted.py` finds data whose ABORT marker is lost.
+and the next batch from another copy is safe. No cleaner removes the last record of a key. So every copy that holds its
+batch has the record, and no key loses its last value. A range from a less compacted copy may hold older values of a key
+whose tombstone a cleaner has removed; the same holds for a marker and the data of its transaction. `aborted.py` finds
+data whose ABORT marker is lost.
 
-Two batches of one leader epoch at the same offsets, both sound, of which neither can have been made of the other by a
-cleaner, are a contradiction: they cannot belong to one log, and no rule selects one of them.
+Two sound batches of one leader epoch at the same offsets are a contradiction if no cleaner can have made one from the
+other. They cannot belong to one log, and no rule selects one of them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Stream:
         return any(first <= offset < until for first, until in self.lacks)
 
     def find(self, offset: int) -> int:
-        """Return the number of the first row whose batch begins at an offset or behind it."""
+        """Return the number of the first row whose batch begins at or after an offset."""
         return _find(self.rows, offset)
 
 
@@ -141,7 +141,7 @@ class _Cursor:
         )
 
     def take(self, border: int, *, is_read: bool) -> np.ndarray:
-        """Move behind the rows that begin below an offset; return them as candidates if they are to be read."""
+        """Move past the rows that begin below an offset; return them as candidates if they are to be read."""
         n = self.count(border)
         out = np.empty(n if is_read else 0, CANDIDATE)
         if is_read:
@@ -152,7 +152,7 @@ class _Cursor:
 
 
 def _whole(cursors: Sequence[_Cursor], border: int) -> tuple[bool, int]:
-    """Lower a border until no batch reaches over it; return whether any batch lies below, and the border."""
+    """Lower a border until no batch reaches over it; return whether any batch is below, and the border."""
     while True:
         last = [cursor.rows[n - 1] for cursor in cursors if (n := cursor.count(border))]
         reach = [int(row["base_offset"]) for row in last if row["last_offset"] >= border]
@@ -241,9 +241,9 @@ def _is_moved(last: np.void, other: Stream, at: int) -> bool:
 def _without_displaced(rows: np.ndarray, streams: Sequence[Stream], found: ChoiceFindings) -> np.ndarray:
     """Return the candidates without those whose base offset another copy shows to be wrong.
 
-    The same bytes lie at offset x in one copy and at y in another. Neither copy lacks the other copy's offset by damage
-    or a missing file, but the first has no such batch at y, and the second none at x: one of the two base offsets is
-    damaged. The batch stays that joins more of its neighbours.
+    The same bytes are at offset x in one copy and at y in another. The first copy has no such batch at y, and the
+    second copy has none at x. Neither copy lacks the other copy's offset by damage or a missing file. So one of the two
+    base offsets is damaged. The batch stays that joins more of its neighbours.
     """
     batch = rows["batch"]
     delta = batch["last_offset"] - batch["base_offset"]

@@ -15,7 +15,7 @@ Reason = Literal["largest", "damaged", "missing", "begins later", "ends", "other
 
 @dataclass(frozen=True)
 class LogCopy:
-    """One copy of a partition: its listed files, and what the checkpoints beside it say."""
+    """One copy of a partition: its listed files, and the contents of the checkpoints beside it."""
 
     name: str  # the archive, or the broker's folder
     root: str  # URI that `path` is below
@@ -51,7 +51,7 @@ class MergeTask:
     partition: int
     copies: tuple[LogCopy, ...]
     settings: MergeSettings
-    output_uri: str = ""  # "": write nothing
+    output_uri: str = ""  # "": write no files
     folder: str = ""  # folder of the partition, below the output
 
 
@@ -81,7 +81,7 @@ class CopyFacts:
 
     copy: str
     path: str
-    first_offset: int | None = None  # None: nothing could be read
+    first_offset: int | None = None  # None: no batch could be read
     next_offset: int | None = None
     batches: int = 0  # sound ones
     batches_taken: int = 0
@@ -126,7 +126,7 @@ class MergedPartition:
     epochs_corrected: int = 0
     topic_id: str | None = None
     notes: list[str] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)  # with "refused" nothing was written
+    problems: list[Problem] = field(default_factory=list)  # with "refused" no file was written
     refused: bool = False
     seconds: float = 0.0
 

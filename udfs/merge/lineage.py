@@ -1,17 +1,16 @@
 """The copies' batches that belong to the log, by leader epochs: the highest epoch chain wins, as a follower truncates.
 
 Each batch carries the epoch of the leader that wrote it, and `leader-epoch-checkpoint` lists where each epoch began. A
-follower asks the leader for the end of its own last epoch (OffsetsForLeaderEpoch) and truncates its log there; if the
-leader has no such epoch, it answers with the largest one below, and the follower asks again with its own largest epoch
-that is not above that. So both end with a common beginning. Sources: KIP-101 (replication by leader epoch instead of
-high watermark), KIP-279 (the second question), Kafka's LeaderEpochFileCache.endOffsetFor and
+follower asks the leader for the end of its own last epoch (OffsetsForLeaderEpoch) and truncates its log there. If the
+leader has no such epoch, it answers with the largest epoch below. Then the follower asks again with its own largest
+epoch that is not above that epoch. So both end with a common beginning. Sources: KIP-101 (replication by leader epoch
+instead of high watermark), KIP-279 (the second question), Kafka's LeaderEpochFileCache.endOffsetFor and
 AbstractFetcherThread.getOffsetTruncationState (4.3.0).
 
 Here the copy with the highest last epoch is the leader; of several the one whose epochs most batches of all copies
-show, then the one whose log ends last. Two differences from
-Kafka. Batches of the leader's own last epoch count in every copy: only one broker led in that epoch, and its copy may
-have lost its end. If the leader's checkpoint is lost, an epoch that its batches lack does not exclude a copy: a cleaner
-or damage may have removed the epoch from the leader.
+show, then the one whose log ends last. Two differences from Kafka. Batches of the leader's own last epoch count in
+every copy: only one broker led in that epoch, and its copy may have lost its end. If the leader's checkpoint is lost,
+an epoch that its batches lack does not exclude a copy: a cleaner or damage may have removed the epoch from the leader.
 
 The checksum of a batch does not cover its leader epoch. An epoch that only one batch of all copies has, and no
 checkpoint, is taken for damage; so is one that falls below an epoch before it.
@@ -49,7 +48,7 @@ class Chain:
     """Leader epochs of a log with their start offsets, both rising."""
 
     entries: tuple[EpochEntry, ...] = ()
-    is_complete: bool = False  # a checkpoint says so; else batches alone, and an epoch may be missing
+    is_complete: bool = False  # from a checkpoint; else from batches alone, and an epoch may be missing
 
     @property
     def last_epoch(self) -> int:

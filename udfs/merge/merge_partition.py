@@ -6,9 +6,9 @@
   byte ranges of the copies become segments                 write_log.py
   the segments are read back, with checksums; from them come indexes, transactions and producer snapshots (udfs.reindex)
 
-Cost: each copy is read once, the chosen bytes a second time by the copy (on a disk inside the kernel) and once more
-when they are read back. Memory: a chunk of each copy, and windows of batch headers; the headers of all batches lie in
-temporary files, 96 bytes a batch.
+Cost: each copy is read once. The chosen bytes are read again when they are copied (on a disk inside the kernel), and
+once more when they are read back. Memory: a chunk of each copy, and windows of batch headers; the headers of all
+batches are in temporary files, 96 bytes a batch.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _report_losers(plan: _Decisions, out: MergedPartition) -> None:
 
 
 def _is_another_log(plan: _Decisions, number: int) -> bool:
-    """Return whether batches of a copy lie where others have batches, and none of a sample is equal to one of those."""
+    """Return whether batches of a copy are where others have batches, and none of a sample is equal to one of those."""
     rows, meets = plan.surveys[number].rows, False
     for i in np.unique(np.linspace(0, len(rows) - 1, _SAMPLE).astype(np.int64)).tolist():
         for other in plan.streams:

@@ -1,12 +1,12 @@
 """One pass over each copy: its sound batches as rows of BATCH, and the offsets that it lacks.
 
-The rows lie in a temporary file that is mapped into memory, so the memory of a pass does not depend on the number of
-batches. A row counts if the checksum of its batch fits, and its offsets rise and lie between the base offsets of its
-segment and the next one. Rows at or above the base of the next segment are kept apart (`overlapping`): two segments
-hold the same offsets, and the other one may be damaged there.
+The rows are in a temporary file that is mapped into memory. So the memory of a pass does not depend on the number of
+batches. A row counts under these conditions: the checksum of its batch fits; its offsets rise, and are between the base
+offsets of its segment and the next one. Rows at or above the base of the next segment are kept apart (`overlapping`):
+two segments hold the same offsets, and the other one may be damaged there.
 
-A copy lacks the offsets of damaged bytes. It also lacks the offsets between two segments, unless its cleaner checkpoint
-is above them or a batch at or above them shows a cleaner's work (`udfs.holes` has the rule).
+A copy lacks the offsets of damaged bytes. It also lacks the offsets between two segments, except in two cases: its
+cleaner checkpoint is above them, or a batch at or above them shows a cleaner's work (`udfs.holes` has the rule).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rows:
         return self._n
 
     def append(self, rows: np.ndarray) -> None:
-        """Add rows behind the others."""
+        """Add rows after the others."""
         self._file.write(np.ascontiguousarray(rows).data)
         self._n += len(rows)
 
@@ -62,7 +62,7 @@ class Rows:
         self._file.close()
 
     def cut(self, n: int) -> None:
-        """Forget all rows behind the first `n`."""
+        """Remove all rows after the first `n`."""
         self._file.flush()
         self._file.truncate(n * BATCH.itemsize)
         self._file.seek(n * BATCH.itemsize)
@@ -77,15 +77,15 @@ class Survey:
     facts: CopyFacts  # for the report
     rows: np.ndarray  # BATCH[n], offsets rise
     segment_rows: list[int]  # number of the first row of each segment, and of all rows
-    overlapping: np.ndarray  # BATCH[m], offsets rise: behind the base of the next segment
+    overlapping: np.ndarray  # BATCH[m], offsets rise: at or above the base of the next segment
     overlapping_rows: list[int]
     runs: list[EpochRun] = field(default_factory=list)
     begin: int = 0  # first offset that the copy's files stand for
-    end: int = 0  # behind the last one
+    end: int = 0  # after the last one
 
 
 def survey(copy: LogCopy, facts: CopyFacts, settings: MergeSettings) -> Survey:
-    """Read all segments of a copy. Damage and unreadable files become what the copy lacks; raises nothing for them."""
+    """Read all segments of a copy. Damage and unreadable files become what the copy lacks; raises no error for them."""
     with closing(Rows()) as rows, closing(Rows()) as beyond:
         return _survey(copy, facts, settings, rows, beyond)
 
@@ -115,7 +115,7 @@ def _survey(copy: LogCopy, facts: CopyFacts, settings: MergeSettings, rows: Rows
 def _survey_segment(
     out: Survey, segment: Segment, following: int | None, buffer: ChunkBuffer, rows: Rows, beyond: Rows
 ) -> Iterator[Lack]:
-    """Add a segment's rows, and yield the offsets that it lacks, in it and behind it."""
+    """Add a segment's rows, and yield the offsets that it lacks, in it and after it."""
     base, first = segment.base_offset, len(rows)
     damages: list[tuple[int, Problem]] = []  # position, what is wrong
     end = 2**63 - 1 if following is None else following
@@ -187,7 +187,7 @@ def _keep(rows: Rows, first: int, written: np.ndarray, kept: NDArray[np.bool_]) 
 def _missing_offsets(
     rows: np.ndarray, base: int, following: int | None, damages: Sequence[tuple[int, Problem]]
 ) -> Iterator[Lack]:
-    """Yield the offsets that damage has taken, and those behind the segment's last batch."""
+    """Yield the offsets that damage has taken, and those after the segment's last batch."""
     positions, end = rows["position"], 2**63 - 1 if following is None else following
     until = end
     for position, problem in damages:

@@ -1,8 +1,8 @@
 """Writes chosen batches as segments: byte ranges of the copies' files, one after another.
 
-A segment ends at the end of a segment of the preferred copy, or before a batch that was the first of its segment in
-another copy. It also ends before a batch that would make it larger than any segment of the copies and `segment.bytes`.
-So an undamaged copy keeps its files, byte for byte.
+A segment ends at the end of a segment of the preferred copy. It also ends before a batch that was the first of its
+segment in another copy. It also ends before a batch that would make it larger than any segment of the copies and
+`segment.bytes`. So an undamaged copy keeps its files, byte for byte.
 """
 
 from __future__ import annotations

@@ -6,17 +6,19 @@ counts:
     missing        there is no such file
     (same)         byte for byte as rebuilt
     huge           longer than segment.index.bytes, and not because of zeros at its end
-    foreign        no entry fits this log, or the first one lies outside: the file belongs to another segment
+    foreign        no entry fits this log, or the first one is outside: the file belongs to another segment
     wrong          entry n misleads a look-up
     torn           the file ends inside an entry
-    padded         correct entries, then zeros: the segment was active and was never closed stale          right as far
-    as it goes, but ends before the log does, or continues where the log was cut off other_entries  right for every
-    look-up, but not the entries that Kafka 4.3 and 4.4 make
+        padded         correct entries, then zeros: the segment was active and was never closed
+    stale          right as far as it goes, but ends before the log does, or continues where the log was cut off
+    other_entries  right for every look-up, but not the entries that Kafka 4.3 and 4.4 make
+
 
 An archived snapshot has the producer state of a live broker. It can have more than a replay of the log: producers whose
 batches were removed by the log start or the cleaner, or a producer's epoch or open transaction whose marker or data was
 removed. It can have less: a broker drops producers that were idle for producer.id.expiration.ms and have no open
 transaction, also when it loads. Both are `other_entries`. A snapshot that contradicts a batch in the log is `wrong`.
+
 Memory is limited to the valid size of an index (segment.index.bytes), and a little more.
 """
 
@@ -63,7 +65,7 @@ class SideBytes:
     path: str
     size: int  # size of the whole file
     head: bytes  # its first bytes, up to the limit
-    only_zeros_behind: bool  # bytes behind `head` are zeros, or there are none
+    only_zeros_behind: bool  # bytes after `head` are zeros, or there are none
 
 
 def read_bounded(root: Root, path: str, limit: int) -> SideBytes:
@@ -136,7 +138,7 @@ class _Entries:
     found: NDArray[np.void]
     right: NDArray[np.void]
     bad: NDArray[np.bool_]  # found entries that mislead
-    beyond: NDArray[np.bool_]  # found entries behind the log's end
+    beyond: NDArray[np.bool_]  # found entries beyond the log's end
 
     def text(self, n: int, entries: NDArray[np.void]) -> str:
         return self.template.format(*(int(value) for value in entries[n])) if n < len(entries) else "no entry"
@@ -154,7 +156,7 @@ def _judge(
     n = len(bad)
     used = n * entry_size
     whole = len(file.head) - len(file.head) % entry_size
-    behind = np.frombuffer(file.head, np.uint8)[used:whole]  # whole entries behind the last one that counts
+    behind = np.frombuffer(file.head, np.uint8)[used:whole]  # whole entries after the last one that counts
     zeros_to_end = not file.head[used:].strip(b"\0") and file.only_zeros_behind
     if file.size > max_bytes and (used > max_bytes or not zeros_to_end):
         most = f"at most {max_bytes} bytes (segment.index.bytes)"
@@ -166,7 +168,7 @@ def _judge(
     misfits = np.flatnonzero(bad | beyond)
     if len(misfits):
         first = int(misfits[0])
-        cut_off = not bad[first:].any() and bool(beyond[first:].all())  # only entries behind the log's end follow
+        cut_off = not bad[first:].any() and bool(beyond[first:].all())  # only entries beyond the log's end follow
         if n > 1 and bad.any() and len(misfits) == n:
             return at("foreign", 0)
         if cut_off and first == 0 and rebuilt:
@@ -198,7 +200,7 @@ class Known:
 
     offset: int  # the snapshot's
     first_offset: int  # the replay began here
-    dense: bool  # every offset since then was in a batch, and no marker was emptied: nothing was taken from the log
+    dense: bool  # every offset since then was in a batch, and no marker was emptied: no batch was removed from the log
 
 
 def judge_snapshot(file: SideBytes, state: NDArray[np.void], log: Known, expired_ms: Callable[[], int]) -> Verdict:

@@ -57,7 +57,7 @@ class SegmentOutcome:
     producer_problem: Problem | None = None  # the fields that depend on producers are not complete
     files: tuple[FileReport, ...] = ()
     end_position: int = 0  # bytes that are batches
-    torn_bytes: int = 0  # behind them
+    torn_bytes: int = 0  # after them
     n_batches: int = 0
     first_offset: int = -1  # offset of the first batch; -1: empty
     last_offset: int = -1
@@ -74,12 +74,12 @@ class SegmentOutcome:
 
     @property
     def next_offset(self) -> int:
-        """Offset at which the log continues behind this segment."""
+        """Offset at which the log continues after this segment."""
         return max(self.base_offset, self.last_offset + 1)
 
 
 def reindex_segments(task: ReindexTask) -> list[SegmentOutcome]:
-    """Rebuild the two indexes of each segment, and put them where the task says.
+    """Rebuild the two indexes of each segment, and put them at the places of the task.
 
     A failure of a segment becomes its problem; only a full disk raises OSError.
     """

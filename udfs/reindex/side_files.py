@@ -1,13 +1,16 @@
 """Reindex, second half: what a partition's producers decide, folded over its segments in order.
 
-    state = nothing
+        the state is empty
+
     for each segment:
         as long as the log start is not passed, a broker starts without state; above it, the state at the base is a
-        `.snapshot` state takes the segment's summary; the transactions that it aborts are its `.txnindex`
+        `.snapshot`
+        the state takes the segment's summary; the transactions that it aborts are its `.txnindex`
+
     the state at the log end is the last `.snapshot`; the first batch of each leader epoch the leader-epoch-checkpoint
 
 After a damaged log the state is unknown. A valid archived snapshot at a later base offset restores it, as when a broker
-loads the log. The same holds for a log that nothing shows to begin at its log start: no replay can tell which
+loads the log. The same holds for a log without evidence that it begins at its log start: no replay can tell which
 transactions are open there, and a broker believes a snapshot that knows none. Archived files can have more facts than
 the log, because the cleaner removed batches or the log start moved up. Additional facts are accepted, but no
 contradiction to an existing batch. Rules: KAFKA.md, "Transaction index", "Producers", "Leader epochs" and "Recovery".
@@ -113,7 +116,7 @@ def _txn_text(entry: np.void) -> str:
     )
 
 
-_MOST_SIDE_BYTES: Final = 64 << 20  # limit for a file that should be small, if nothing says how small
+_MOST_SIDE_BYTES: Final = 64 << 20  # limit for a file that should be small, if no rule states how small
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ class SideFilesPlan:
     leader_epochs: tuple[EpochEntry, ...] | None  # as parsed; None: missing or not parsable
     leader_epochs_path: str | None
     producer_id_expiration_ms: int = 86_400_000
-    ends_here: bool = True  # no segment is left out behind these (of a log that a broker holds)
+    ends_here: bool = True  # no segment is left out after these (of a log that a broker holds)
 
 
 @dataclass
@@ -156,7 +159,7 @@ def reindex_side_files(plan: SideFilesPlan, outcomes: Sequence[SegmentOutcome]) 
 
 
 def _log_start_beyond(plan: SideFilesPlan, outcomes: Sequence[SegmentOutcome]) -> str:
-    """Return a note if the log start checkpoint lies above the log end, and so belongs to another log; else ""."""
+    """Return a note if the log start checkpoint is above the log end, and so belongs to another log; else ""."""
     if plan.log_start_offset is None or not plan.ends_here or not outcomes or outcomes[-1].problem is not None:
         return ""
     end = max(outcomes[-1].base_offset, outcomes[-1].next_offset)
@@ -268,7 +271,7 @@ class _Fold:
             return
         if archived is None:
             if self.plan.target.mode == "check" and (at_end or not len(entries)):
-                return  # a live broker has none at the end; one without producers says nothing
+                return  # a live broker has none at the end; one without producers is empty
             verdict = Verdict("missing", expected=f"{len(entries)} producers", found="no such file")
         else:
             try:

@@ -52,12 +52,12 @@ class FileReport:
     expected: str = ""
     found: str = ""
     bytes: int = 0  # size of the rebuilt file
-    log: str = ""  # for "impossible": the .log at fault, in which `position` lies
+    log: str = ""  # for "impossible": the .log at fault, which contains `position`
 
 
 @dataclass(frozen=True)
 class SideFilePlace:
-    """Names of a side file, and of what lies beside it."""
+    """Names of a side file, and of the files beside it."""
 
     folder: str  # folder of the partition, relative to the archive
     name: str  # as Kafka calls it: 00000000000000000042.index
@@ -85,7 +85,7 @@ def impossible(path: str, kind: str, why: Problem) -> FileReport:
 
 
 def settle(target: Target, place: SideFilePlace, verdict: Verdict, data: bytes) -> tuple[FileReport, int]:
-    """Write a side file if the target says so; return its report and how many bytes were written.
+    """Write a side file if the target requires it; return its report and how many bytes were written.
 
     A file that cannot be written becomes a report too; only a full disk raises OSError.
     """

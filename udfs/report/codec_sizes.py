@@ -1,11 +1,11 @@
 """Bytes of a log with each codec, estimated from a sample of its batches.
 
-Each data batch whose records are read is drawn with the same probability, by a hash of its base offset, so that a
-report is repeatable. The records of the drawn batches are compressed with every codec. With x the bytes of a batch's
-records and y the compressed ones, sums over the sample give the ratio r = sum(y) / sum(x), and r times the bytes of all
-records estimates the log: the ratio estimator of sampling theory. Its standard error follows from the residuals
-y - r x. The bound that is reported is three standard errors. It is 0 if every batch was drawn. Batches with far more
-bytes of records than the mean are all drawn, and add up apart: one that is missed would bias the estimate.
+Each data batch whose records are read is drawn with the same probability. A hash of its base offset decides, so that a
+report is repeatable. The records of the drawn batches are compressed with every codec. Let x be the bytes of a batch's
+records, and y its compressed bytes. Sums over the sample give the ratio r = sum(y) / sum(x). The estimate for the log
+is r times the bytes of all records: the ratio estimator of sampling theory. Its standard error follows from the
+residuals y - r x. The bound that is reported is three standard errors. It is 0 if every batch was drawn. Batches with
+far more bytes of records than the mean are all drawn, and add up apart: one that is missed would bias the estimate.
 
 Batches that are not read (of aborted transactions), control batches and batches without records count as they are.
 """
@@ -94,7 +94,7 @@ class CodecSample:
         for codec, name in enumerate(CODEC_NAMES):
             ratio = float(sample[:, codec].sum()) / drawn if n else 1.0
             estimate = ratio * plain
-            error = estimate  # fewer than two batches show nothing about the others
+            error = estimate  # fewer than two batches are no evidence about the others
             if n == n_all or codec == CODEC_NONE:
                 error = 0.0
             elif n > 1:

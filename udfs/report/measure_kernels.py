@@ -88,7 +88,7 @@ def count_keys(
 
 
 class RunDecisions(NamedTuple):
-    """Decisions about a run, and what lies before it."""
+    """Decisions about a run, and the records before it."""
 
     is_last: np.ndarray  # bool[len(spans)]
     kept: np.ndarray  # bool[len(spans)]

@@ -3,7 +3,7 @@
 The log is scanned as a compaction scans it, and then read once from its end to its start. `clean_batches` itself
 processes the cleanable part, without a writer, so live and dead equal those of `compact --dry-run` by construction.
 Records above the first uncleanable offset, and those of topics that are not compacted, are only counted; a key that is
-written there again supersedes nothing yet, as for the cleaner.
+written there again supersedes no record yet, as for the cleaner.
 
 Memory: 32 bytes a slot of the key table. At most two thirds of its slots are used; it begins with 512 KiB and doubles
 as it fills, up to half of the task's memory. A chunk and its decompressed batches come on top, as everywhere. Results
@@ -318,7 +318,7 @@ class ProfilePlan:
     """Plan of one profile."""
 
     plan: PartitionPlan  # plan of a dry run
-    compacted: bool  # False: everything is alive
+    compacted: bool  # False: all records are live
 
 
 def profile_partition(given: ProfilePlan) -> PartitionProfile:
@@ -413,7 +413,7 @@ def _expiring(plan: PartitionPlan, sources: Sequence[SegmentScan]) -> tuple[Expi
 def _as_the_cleaner_sees_it(
     plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch
 ) -> tuple[Analysis | None, PartitionProfile]:
-    """Return an analysis of what would be cleaned, due or not (None: nothing may be), and the cleaner's figures."""
+    """Return an analysis of what would be cleaned, due or not (None: no offset may be), and the cleaner's figures."""
     compaction = replace(plan.policy.settings, retention_ms=-1, retention_bytes=-1)
     null_keys = "keep" if plan.policy.settings.null_keys == "fail" else plan.policy.settings.null_keys
     at_once = replace(compaction, min_cleanable_dirty_ratio=-1.0, min_dirty_bytes=0, null_keys=null_keys)

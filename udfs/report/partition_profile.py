@@ -27,7 +27,7 @@ class Codec:
     """Batches of one codec that were opened; those of aborted transactions are not."""
 
     batches: int
-    stored_bytes: int  # as they lie in the file, headers included
+    stored_bytes: int  # as stored in the file, headers included
     uncompressed_bytes: int  # decompressed, headers included
 
 

@@ -1,1 +1,1 @@
-"""Checks of a compaction's guarantees, with code of their own: nothing here comes from `udfs.compact`."""
+"""Checks of a compaction's guarantees, with code of their own: they use no part of `udfs.compact`."""

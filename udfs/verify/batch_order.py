@@ -1,4 +1,4 @@
-"""The order of batches: offsets as the names say, leader epochs that rise, producers in order."""
+"""The order of batches: offsets as the names require, leader epochs that rise, producers in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Placed:
     next_base: int | None
 
     def check(self, batches: np.ndarray, walk: LogWalk) -> None:
-        """Add a row to `walk` for the first batch of a chunk that lies outside."""
+        """Add a row to `walk` for the first batch of a chunk that is outside."""
         first = np.where(batches["base_offset"] >= 0, batches["base_offset"], batches["last_offset"])
         for i in _some(first < self.base_offset):
             self._add(walk, "name", batches[i], f"offsets from {self.base_offset} on, as its name says", int(first[i]))
@@ -101,7 +101,7 @@ class Epochs:
     def _check_copy(self, batches: np.ndarray) -> None:
         """Add a row for the first batch about which the archive's file has more data.
 
-        Compares last offsets, because a log start may lie within a batch, and the batch's epoch then begins there.
+        Compares last offsets, because a log start may be within a batch, and the batch's epoch then begins there.
         """
         epoch, last = batches["partition_leader_epoch"], batches["last_offset"]
         listed_epochs = _epochs_at(self.listed, last)
@@ -114,7 +114,7 @@ class Epochs:
 
 
 def _epochs_at(listed: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return int64[n]: the epoch of each offset by a leader-epoch-checkpoint; -1: it says none."""
+    """Return int64[n]: the epoch of each offset by a leader-epoch-checkpoint; -1: it has none."""
     at = np.searchsorted(listed[:, 1], offsets, "right")
     return np.concatenate([[-1], listed[:, 0]])[at]
 

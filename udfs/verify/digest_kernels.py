@@ -137,7 +137,7 @@ _NONE = -1
 
 @inline
 def _number(buf: np.ndarray, at: Any) -> tuple[Any, Any]:
-    """Return a zigzag varint of 32 bits, and the position behind it."""
+    """Return a zigzag varint of 32 bits, and the position after it."""
     word = np.uint64(0)
     shift = np.uint64(0)
     while at < len(buf) and shift < np.uint64(35):  # five bytes at most

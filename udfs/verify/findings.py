@@ -37,7 +37,7 @@ class CheckPlan:
     high_watermark: int | None = None
     orphans: tuple[SideFile, ...] = ()  # indexes whose .log is not there
     gaps_accepted: bool = False  # offsets that are in no segment are a note
-    sealed: bool = False  # no segment is active: nothing may be torn or preallocated
+    sealed: bool = False  # no segment is active: no file may be torn or preallocated
     generation: bool = False  # files of ours: every index is there, exactly as a broker would rebuild it
     index_interval_bytes: int = 4096
     max_index_bytes: int = 10 << 20
@@ -77,7 +77,7 @@ class CheckResult:
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
     not_checked: tuple[str, ...] = ()
-    held_back: HeldBack | None = None  # the oldest open transaction, behind which nothing is cleaned
+    held_back: HeldBack | None = None  # the oldest open transaction, after which no offset is cleaned
     segments: int = 0
     batches: int = 0
     records: int = 0

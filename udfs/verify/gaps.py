@@ -27,8 +27,8 @@ class Thinned:
         self.next_offset, self.last = base_offset, -1
 
     def see(self, batches: np.ndarray) -> None:
-        """Look at the next BATCH[n], in order. Compressed ones of magic 0 or 1 show nothing: no header says where they
-        begin.
+        """Look at the next BATCH[n], in order. Compressed ones of magic 0 or 1 are no evidence: no header states where
+        they begin.
         """
         first, last = batches["base_offset"], batches["last_offset"]
         expected = np.append(self.next_offset, last[:-1] + 1)

@@ -1,14 +1,14 @@
 """`.index` and `.timeindex` checked against their `.log`: equal to what a broker rebuilds, or at least right for
 look-ups.
 
-An archived index can differ from the one that Kafka 4.3 and 4.4 would make, and be right: an older broker made an entry
-for each append and not for each batch, and a broker that was restarted while the segment was active counted from 0
-again. So an entry that is not as rebuilt is judged by its use, while the log is walked (KAFKA.md, "Indexes"):
+An archived index can differ from the one that Kafka 4.3 and 4.4 would make, and be right. An older broker made an entry
+for each append and not for each batch. A broker that was restarted while the segment was active counted from 0 again.
+So an entry that is not as rebuilt is judged by its use, while the log is walked (KAFKA.md, "Indexes"):
 
 - offset index: at its position a batch begins, and all batches before that end below its offset. Then the scan for any
-  target from its offset on misses nothing.
+  target from its offset on misses no batch.
 - time index: all batches before the one that holds its offset carry smaller timestamps than the entry. Then the scan
-  for any target from its timestamp on misses nothing.
+  for any target from its timestamp on misses no batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class EntryCheck:
 
     def __init__(self, base_offset: int, offsets: NDArray[np.void], times: NDArray[np.void]) -> None:
         self.offsets, self.times = offsets, times
-        self.seen_offset = np.zeros(len(offsets), np.bool_)  # its position lies in what was fed
+        self.seen_offset = np.zeros(len(offsets), np.bool_)  # its position is in the bytes that were fed
         self.wrong_offset = np.zeros(len(offsets), np.bool_)  # seen entries with a wrong offset
         self.before_batch = np.zeros(len(offsets), np.bool_)  # seen entries below all offsets of their batch
         self.wrong_time = np.zeros(len(times), np.bool_)  # entries with a wrong time, of those whose offset was reached
@@ -101,7 +101,7 @@ class Expected:
     """Demands on a segment's indexes."""
 
     active: bool  # the segment may still be written to
-    exact: bool  # nothing but the rebuilt index will do
+    exact: bool  # only the rebuilt index is right
     damaged: bool  # not every batch of the log could be read
     missing_ok: bool  # a file that is not there is a note
 

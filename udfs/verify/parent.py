@@ -1,9 +1,9 @@
 """Comparison of a generation with its parent: no record lost, changed or added (invariants 1 to 3).
 
 Both sides are walked once together, in the order of offsets, a run of batches at a time. Each record of the generation
-must be in its parent, unchanged; each record of the parent that is the last committed one of its key must be in the
-generation, unless it is a tombstone past its horizon. The table of keys takes 35 bytes a slot. If it would outgrow the
-memory, the walk is repeated for one part of the keys after the other.
+must be in its parent, unchanged. The last committed record of each key in the parent must be in the generation, unless
+it is a tombstone past its horizon. The table of keys takes 35 bytes a slot. If it would outgrow the memory, the walk is
+repeated for one part of the keys after the other.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class AllowedDrops:
     now_ms: int
     legacy_horizon_ms: int  # tombstones of magic 0, 1 may go where their segment's mtime is not above it
     null_keys_stay: bool
-    gone_until: int = 0  # offset: retention removed everything below it, by size or log start
+    gone_until: int = 0  # offset: retention removed all records below it, by size or log start
     old_until: int = 0  # offset: below it retention removed records older than ...
     oldest_ms: int = 0  # ... this
     by: Order = Order()  # rule that chooses the record of a key to keep
     exact_until: int = 0  # offset: below it retention.exact removed every record older than that
-    every_record: bool = False  # nothing else may go: the topic is not compacted
+    every_record: bool = False  # no other record may be removed: the topic is not compacted
     erased: int = -1  # with it: number of removed records of erased keys; -1: the run did not erase
     readable_from: int = 0  # offset: below it, the log start, remaining records are not read, removed ones not missed
     file_times: Mapping[str, int] = field(default_factory=dict)  # path -> time for records without timestamp
@@ -68,7 +68,7 @@ class Differences:
             )
 
     def add_at(self, kind: str, offsets: np.ndarray, side: Side, expected: str, found: str) -> None:
-        """Add offsets as `add` does, each in the segment of `side` whose range it lies in."""
+        """Add offsets as `add` does, each in the segment of `side` whose range contains it."""
         bases = np.array([s.first_offset for s in side.segments], np.int64)
         at = np.maximum(np.searchsorted(bases, offsets, "right") - 1, 0)
         for i in np.unique(at):
@@ -88,8 +88,8 @@ def compare(
 ) -> Differences:
     """Return all differences.
 
-    *_transactions: TXN_ROW[m] of each side's whole log, behind end_offset too; n_records: records of the parent, as far
-    as headers say.
+    *_transactions: TXN_ROW[m] of each side's whole log, after end_offset too; n_records: records of the parent, as far
+    as headers show.
     """
     slots = 1 << 16
     while slots // 2 < n_records and slots * 2 * _BYTES_PER_SLOT <= memory_bytes // 2:
@@ -117,7 +117,7 @@ def compare(
             if rules.erased >= 0:
                 _check_erased(all_differences, child, rules, secret, max_batch_bytes, soft)
             return all_differences
-        parts *= 2  # there are more keys than the headers say: magic 0 and 1 do not count what they wrap
+        parts *= 2  # there are more keys than the headers state: magic 0 and 1 do not count what they wrap
 
 
 def _check_erased(
@@ -242,7 +242,7 @@ class _Walk:
         m = int(np.searchsorted(held.records.batch, n))
         self.differences.compared_records += m
         legacy = block.batches["magic"] < 2
-        # batches: one of magic 2 keeps its offsets; one of magic 0 or 1 lies inside one of the parent's
+        # batches: one of magic 2 keeps its offsets; one of magic 0 or 1 is inside one of the parent's
         at = np.searchsorted(block.batches["last_offset"], held.batches["last_offset"][:n])
         wrong = np.where(legacy[at], block.plain[at] != held.plain[:n], block.full[at] != held.full[:n])
         # records

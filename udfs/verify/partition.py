@@ -1,11 +1,11 @@
 """The invariants of one side: a partition in an archive or a restored log directory, or the files of a generation.
 
 Every byte of every `.log` is read once: checksums, counts, varints, offsets in order, bodies decompressed, records that
-fill their batches; then the indexes against the log, and the side files. Nothing here shares code with the cleaner;
+fill their batches; then the indexes against the log, and the side files. This module shares no code with the cleaner;
 files are read through `logformat`. Each fault is a row, and one bad batch does not hide the next.
 
-Harmless findings are notes: a torn tail of a log that was being written, zeros of preallocated files, offsets removed
-by a cleaner, indexes of an older broker, and falling leader epochs (a log restored into another cluster).
+Harmless findings are notes: a torn tail of a log that was being written; zeros of preallocated files; offsets removed
+by a cleaner; indexes of an older broker; falling leader epochs (a log restored into another cluster).
 
 Text files beside the partitions' folders of a log directory must be readable, and right about the partitions there.
 """
@@ -223,7 +223,7 @@ def _check_markers(plan: CheckPlan, findings: Findings) -> None:
     what it cannot decide.
     """
     if any(f.damaged for f in findings.facts):
-        return  # the marker may lie in the damage
+        return  # the marker may be in the damage
     rows, bases = findings.transactions, np.array([f.base_offset for f in findings.facts], np.int64)
     lost, following = lost_markers(rows, plan.log_start_offset or 0)
     _, first = np.unique(following, return_index=True)
@@ -301,7 +301,7 @@ def _joined(facts: list[CheckedSegment]) -> bool:
 
 def _check_snapshots(plan: CheckPlan, findings: Findings) -> None:
     files, log_start = sorted(plan.snapshots, key=lambda file: file.offset), plan.log_start_offset or 0
-    whole = not any(f.damaged for f in findings.facts)  # else a marker may lie in the damage
+    whole = not any(f.damaged for f in findings.facts)  # else a marker may be in the damage
     offsets = np.array([file.offset for file in files], np.int64)
     opened = open_transactions(findings.transactions if whole else findings.transactions[:0], offsets, log_start)
     for i, file in enumerate(files):

@@ -17,7 +17,7 @@ from lastkey.logformat.side_files.transaction_index import ENTRY
 
 OPEN: Final = -1  # no marker follows: not decided
 UNKNOWN: Final = -2  # the marker is lost
-_NEVER: Final = MAX_LAST_OFFSET + 1  # offset behind all data
+_NEVER: Final = MAX_LAST_OFFSET + 1  # offset after all data
 
 # A batch that is transactional or a marker.
 TXN_ROW = np.dtype(
@@ -109,7 +109,7 @@ def completed_transactions(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     entries["producer_id"] = rows["producer_id"][which[done]]
     entries["first_offset"] = first[done]
     entries["last_offset"] = end[done]
-    oldest = np.searchsorted(latest_end, end[done], "right")  # the oldest transaction that ends behind this marker
+    oldest = np.searchsorted(latest_end, end[done], "right")  # the oldest transaction that ends after this marker
     other = np.append(first[by_first], _NEVER)[oldest]
     entries["last_stable_offset"] = np.minimum(other, entries["last_offset"] + 1)
     return entries, rows["marker"][which[done]] == CONTROL_ABORT
@@ -117,7 +117,7 @@ def completed_transactions(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def open_transactions(rows: np.ndarray, offsets: np.ndarray, log_start_offset: int) -> np.ndarray:
     """Return OPEN_AT[k]: for each of the offsets, int64[n], rising, the transactions of TXN_ROW[m] in log order that
-    are open there. Their data begins below the offset, and their marker, if there is one, does not lie below it.
+    are open there. Their data begins below the offset, and their marker, if there is one, is not below it.
 
     Batches below the log start do not count: a broker that recovers the log reads none of them.
     """
@@ -197,10 +197,10 @@ def check_txn_index(
 
     aborted: ENTRY[m], of completed_transactions those that were aborted by a marker in this segment; markers:
     TXN_ROW[k], its markers; previous: int64[k], of previous_markers; dense_from: every offset of the log from here on
-    is in a batch, so that nothing was cleaned away; None: some may have been.
+    is in a batch, so that no batch was removed by a cleaner; None: some may have been.
 
-    An entry of a transaction without data is harmless. Neither does one that begins earlier than what is left of its
-    transaction, as long as it begins behind its producer's previous marker. An even earlier one would hide committed
+    An entry of a transaction without data is harmless. So is one that begins earlier than the remaining data of its
+    transaction, as long as it begins after its producer's previous marker. An even earlier one would hide committed
     records from readers; a missing or late one would bring aborted records back to life.
     """
     try:

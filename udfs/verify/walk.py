@@ -1,8 +1,8 @@
 """A walk to the end of a `.log` in spite of damage: every batch that can be read, and a row for each that cannot.
 
 `LogReader.chunks` stops at the first bad batch, as copying must. This walk continues at the end that the bad batch's
-length states if a batch seems to begin there, else at the next position in the offset index. Without such a position
-the walk ends and reports how many bytes were not read.
+length states if a batch seems to begin there. Otherwise it continues at the next position in the offset index. Without
+such a position the walk ends and reports how many bytes were not read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LogWalk:
         self.path, self.size = log.path, log.size or 0
         self.problems: list[Problem] = []
         self.n_problems = 0
-        self.end_position = 0  # first byte behind the last batch, good or bad
+        self.end_position = 0  # first byte after the last batch, good or bad
         self.torn_bytes = 0  # incomplete batch, or zeros, at the very end
         self.zeros = False  # the torn bytes are all zero
         self.unread_bytes = 0  # skipped, because the start of the next batch is unknown
@@ -142,7 +142,7 @@ class LogWalk:
             self.add(too_large(int(batch["size"]), limit, self.path, int(batch["position"]), int(batch["base_offset"])))
 
     def _too_large(self, error: LogFormatError, position: int, end: int) -> int | None:
-        """Return the position behind a batch that is too large to read: its end, if another batch seems to follow."""
+        """Return the position after a batch that is too large to read: its end, if another batch seems to follow."""
         if end == self.size or self._is_plausible(end, -1):
             self.add(error)
             self.unread_bytes += end - position
@@ -151,7 +151,7 @@ class LogWalk:
         return self._continue_after(error, position, self._by_index(position))
 
     def _behind(self, position: int, raw: np.ndarray, previous: int) -> int | None:
-        """Return the position at which the walk continues behind the bad batch at `position`, which is noted."""
+        """Return the position at which the walk continues after the bad batch at `position`, which is noted."""
         size = LOG_OVERHEAD + int.from_bytes(raw[8:LOG_OVERHEAD].tobytes(), "big", signed=True)
         end = position + size
         if size >= LOG_OVERHEAD + MIN_LEGACY_SIZE and (end == self.size or self._is_plausible(end, previous)):

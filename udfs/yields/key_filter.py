@@ -42,5 +42,5 @@ def holds(key_filter: np.ndarray, hashes: np.ndarray) -> np.ndarray:
 
 
 def hash_key_id(secret: tuple[int, int]) -> bytes:
-    """Return 8 bytes that tell the keys of hashes apart, and nothing else about them."""
+    """Return 8 bytes that distinguish the keys of hashes, and give no other information about them."""
     return hashlib.blake2b(b"%d %d" % secret, digest_size=8).digest()

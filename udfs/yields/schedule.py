@@ -1,10 +1,11 @@
 """Schedules by yield: the older segments that a run rewrites.
 
-When a partition is due is decided elsewhere, by `min.cleanable.dirty.ratio` as for every run. Of one that is due, a
-segment is rewritten when the share of its records that newer ones have superseded reaches `min_yield`, the largest
-share first, while the budget lasts. Small neighbours become one. BENCHMARKS.md ("Runs by yield") has the measurements.
+Other modules decide when a partition is due, by `min.cleanable.dirty.ratio` as for every run. In a due partition, a
+segment is rewritten when newer records have superseded a share of its records that reaches `min_yield`. The segments
+with the largest shares come first, while the budget lasts. Small neighbours become one. BENCHMARKS.md ("Runs by yield")
+has the measurements.
 
-Nothing here reads a file. Segments are arrays, one element a segment, oldest first.
+This module reads no files. Segments are arrays, one element a segment, oldest first.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from lastkey.udfs.segments import SegmentScan
 
 _REENCODED_MORE = 20  # extra bytes that new varints of a record may need over the old ones
 # A dry run recompresses this much of each run (32 MiB decompressed): bytes, or batches if those are large. Tuned: sizes
-# of 40 to 70 MB of each codec are right to 0.03 %, and take a tenth (gzip, zstd, snappy) to two thirds (lz4) more time
+# of 40 to 70 MB of each codec are right to 0.03 %. They take a tenth (gzip, zstd, snappy) to two thirds (lz4) more time
 _SAMPLE_BYTES: Final = 1 << 20
 _SAMPLE_BATCHES: Final = 8
 

@@ -52,7 +52,7 @@ class BatchDecisions(NamedTuple):
     discardable: np.ndarray  # bool[n], transactional and control batches that may go
     retention: np.ndarray  # int8[n]
     drop_records: np.ndarray  # bool[n]
-    undecided: np.ndarray  # bool[n], their records stay, and supersede nothing
+    undecided: np.ndarray  # bool[n], their records stay, and supersede no record
     # int8[n]: a batch with a verdict other than UNKNOWN has no spans, because all its records are known to stay, or to
     # be superseded
     verdicts: np.ndarray

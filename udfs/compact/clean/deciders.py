@@ -11,7 +11,7 @@ Survivors    records by their offsets, in a second pass over the log, once every
 PendingKeys  a file of the keys that a run by yield cleaned first, for the older segments that the run left: a later
              run drops what these keys supersede there, without reading the newer segments again. A file holds exact
              hashes, 16 bytes a key: SLOT[n]. The manifest row of the segment with the first of these offsets names
-             the file until all segments before it are deduplicated against the file (`with_pending`)
+                          the file until all earlier segments are deduplicated against the file (`with_pending`)
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class LastOffsets(_GrowingTable):
 
 
 def last_offset_decider(table: KeyTable, first_dirty_offset: int) -> Decider:
-    """Return a function that marks the last records of a run, by a table of the keys behind it. It raises TooManyKeys.
+    """Return a function that marks the last records of a run, by a table of the keys after it. It raises TooManyKeys.
 
     first_dirty_offset: records below it are looked up only.
     """

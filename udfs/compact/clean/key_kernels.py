@@ -4,7 +4,7 @@ A table is an array of slots that begin as SLOT does and may hold more; zeros ar
 its own, because it shares no code with what it checks.
 
 On the way backwards, the first record of a key is its last one. So one pass over the data decides and collects the
-survivors at once, reads and decompresses each byte once, and the table need not hold offsets: 16 bytes a key.
+survivors at once, and reads and decompresses each byte once. The table need not hold offsets: 16 bytes a key.
 
 Between the stages of a large partition, `mark_first` and `mark_highest` find the last record of each key among those of
 all splits.
@@ -21,7 +21,7 @@ from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import CONTROL_MASK
 from lastkey.logformat.primitives.memory_kernels import prefetch
 
-# Both halves of a key's hash lie side by side, so that a look-up fetches one cache line.
+# Both halves of a key's hash are adjacent, so that a look-up fetches one cache line.
 SLOT = np.dtype([("low", "u8"), ("high", "u8")], align=True)
 AHEAD: Final = 16  # records from the prefetch of a slot to its use; tuned: 8 to 32 are alike, 0 takes twice as long
 
@@ -95,7 +95,7 @@ def mark_last_offsets(
 
     run: batches that are not wanted are skipped; table: SLOT[2^k]; used: its entries; may_stay: bool[len(spans)],
     written. Looks up records below `first_dirty_offset` and adds none of them (KAFKA.md, "Last offset of each key").
-    Marks records without key, and control records. left: rows of `spans` yet to mark; the rows behind them are done.
+    Marks records without key, and control records. left: rows of `spans` yet to mark; the rows after them are done.
     Stops before a key that has no room: the table is full at two thirds. Returns (entries now used, rows that are
     left).
     """

@@ -1,7 +1,7 @@
 """The files of a new generation, and the partition's result: cleaned segments with their indexes, and the side files of
 every segment.
 
-A generation's folder holds everything that a broker needs beside each `.log`, also for the segments whose `.log` stays
+A generation's folder holds all files that a broker needs beside each `.log`, also for the segments whose `.log` stays
 in the archive. These files are not visible before `jobs.store.writing` commits.
 """
 
@@ -116,7 +116,7 @@ def write_group(
 class Cleaned:
     """Result of a cleaning, before the other files of the generation are written."""
 
-    analysis: Analysis  # with the sources that are replaced, and what the filters say about the others
+    analysis: Analysis  # with the sources that are replaced, and the counts of the filters for the others
     segments: Sequence[Segment]  # segments that replace them, in order
     tally: Tally
     keys: PendingKeys | None = None  # keys of the new records, if older segments are not deduplicated against all
@@ -231,7 +231,7 @@ def _side_files(
     """Return the files of a generation beside those of single segments, by name; and a note about leader epochs."""
     files = _snapshots(plan, analysis, [s.base_offset for s in segments], log_start)
     epochs, note = _epochs(plan, analysis)
-    epochs = checkpoints.truncate_from_start(epochs, log_start)  # also where remote storage has what lies below
+    epochs = checkpoints.truncate_from_start(epochs, log_start)  # also where remote storage has the offsets below
     files[LEADER_EPOCH_CHECKPOINT] = checkpoints.write_leader_epochs(epochs)
     if plan.input.topic_id is not None:
         topic_id = checkpoints.parse_uuid(plan.input.topic_id, plan.name)
@@ -240,8 +240,9 @@ def _side_files(
 
 
 def _with_sources(analysis: Analysis, row: Segment) -> Segment:
-    """Return the row of a cleaned segment with the size of its sources, its deduplication bound, and the dead records
-    that filters expected in its sources. A source that became several segments counts for the one that holds its base.
+    """Return the completed row of a cleaned segment: the size of its sources, its deduplication bound, and the dead
+    records that filters expected in its sources. A source that became several segments counts for the one that holds
+    its base.
     """
     starts, superseded = [s.first_offset for s in analysis.sources], analysis.superseded
     numbers = range(bisect_left(starts, row.base_offset), bisect_left(starts, row.next_offset))
@@ -272,7 +273,7 @@ def _with_checksums(segments: Sequence[Segment], checksums: dict[str, int]) -> l
 
 def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> Segment:
     """Write an empty segment of ours in place of a source. Without a number: write it at the log end, as a broker rolls
-    one first if retention removes everything.
+    one first if retention removes all segments.
     """
     base = analysis.sources[number].first_offset if number >= 0 else analysis.log_end_offset
     end = analysis.source_end(number) if number >= 0 else base
@@ -388,7 +389,7 @@ def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], 
     """Return leader epochs up to the log end, and a note if the last generation's file is damaged or lost.
 
     The archive's file may be lost, or lack the epochs of removed segments. So the epochs of the last generation stay,
-    because a cleaned log does not tell where its epochs began. The batches give the epochs between the last generation
+    because a cleaned log does not show where its epochs began. The batches give the epochs between the last generation
     and the archive's first epoch: a broker's retention may have overtaken the store. If the last generation's file is
     damaged or lost, they also give the epochs before the archive's first one.
     """

@@ -31,7 +31,7 @@ _SPILL = "the temporary file of pending output"
 
 
 class _Waiting(NamedTuple):
-    """A piece on the stack. Its bytes are `data`, or lie in the spill file from `place` on, or (-1) in its source."""
+    """A piece on the stack. Its bytes are `data`, or are in the spill file from `place` on, or (-1) in its source."""
 
     source: int
     rows: np.ndarray  # OUT_BATCH[m]
@@ -67,7 +67,7 @@ class PieceStack:
         return len(self._pieces)
 
     def last_offset(self, max_bytes: int) -> int:
-        """Return the last offset of the first segment, of at most so many bytes; -1 if nothing survives."""
+        """Return the last offset of the first segment, of at most so many bytes; -1 if no record survives."""
         rows = self.rows()
         return int(rows["last_offset"][max(batches_that_fit(rows["size"], max_bytes), 1) - 1]) if len(rows) else -1
 

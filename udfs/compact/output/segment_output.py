@@ -1,5 +1,5 @@
 """The segments that a group of sources becomes: one, or several if rebuilt batches outgrow a `.log`. A `.log` is
-written as a stream, read back, and moved into the generation's folder if a task wrote it in a folder of its own.
+written as a stream and read back. It is moved into the generation's folder if a task wrote it in a folder of its own.
 
 Survivors of a group come in two ways, with the same bytes out. In one task, `clean_batches.clean_backwards` decides
 with the key table while it reads from the end, and its pieces wait in a `piece_stack.PieceStack`. In several tasks,
@@ -7,8 +7,8 @@ with the key table while it reads from the end, and its pieces wait in a `piece_
 
 A rebuilt batch can be larger than its source, and each message of magic 0 or 1 becomes a batch. So a group of sources
 can need more than `RunContext.max_log_bytes`. The next batch then begins another segment, as in a broker that rolls:
-the new base is the offset behind the last batch. That base divides the offsets of the group, and the entries of its
-transaction index: each entry is in the segment of its ABORT marker. Nothing is decided again, because the
+the new base is the offset after the last batch. That base divides the offsets of the group, and the entries of its
+transaction index: each entry is in the segment of its ABORT marker. No decision is made again, because the
 analysis has settled all transactions before. (The cleaners of Kafka 4.3 and 4.4 fail here, KAFKA-20036. Kafka's first
 repair filtered the batches at the border twice, and its second look took aborted records for committed ones.)
 """
@@ -87,8 +87,8 @@ def write_indexes(
 
 
 def join_empty_groups(plan: PartitionPlan, segments: Sequence[Segment]) -> list[Segment]:
-    """Join empty segments to those behind them, as `udfs.compact.passes` does, and place all. Independent tasks return
-    the segments in order; an empty segment that cannot be joined becomes an empty file.
+    """Join empty segments to the next ones, as `udfs.compact.passes` does, and place all. Independent tasks return the
+    segments in order; an empty segment that cannot be joined becomes an empty file.
     """
     out: list[Segment] = []
     held: Segment | None = None
@@ -299,7 +299,7 @@ class GroupOutput:
         self._groups = [group]  # group of each segment
         self._rows: list[list[np.ndarray]] = [[]]  # OUT_BATCH[n] of each segment
         self._outputs: list[SegmentOutput] = []
-        self._later = _NONE  # batches behind those of the current segment
+        self._later = _NONE  # batches after those of the current segment
         self._size = 0  # size of the current segment, with `_due`
         self._due = 0  # bytes of its batches that have not come yet
 

@@ -1,6 +1,5 @@
-"""The analysis of a partition: scans of all segments give everything that the rewrite must know. It finds the log end,
-the cleanable range and whether it is due, the active producers, the aborted transactions, and the segments that become
-one.
+"""The analysis of a partition: scans of all segments give all facts that the rewrite needs. It finds the log end, the
+cleanable range and whether it is due, the active producers, the aborted transactions, and the segments that become one.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ class Analysis:
     last_batch: LastBatch
     notes: tuple[str, ...]
     gaps: tuple[Gap, ...] = ()  # gaps that the compaction passes over
-    sealed: bool = False  # nothing will be appended to the last source
-    unchanged: PartitionResult | None = None  # set if nothing is compacted and no whole segment expires
+    sealed: bool = False  # no batch will be appended to the last source
+    unchanged: PartitionResult | None = None  # set if no segment is compacted and no whole segment expires
     affected: range = range(0)  # numbers of the sources that may lose records by their time alone
     replaced: frozenset[int] = frozenset()  # numbers of the sources that new segments replace
     superseded: Mapping[int, int] = field(default_factory=dict)  # number of a source: dead records, by filters
@@ -101,7 +100,7 @@ class Analysis:
 def analyse(
     plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, extent: Extent
 ) -> Analysis | PartitionResult:
-    """Decide everything except the records; return the result if nothing is due. Raises LogFormatError."""
+    """Make all decisions except for the records; return the result if no work is due. Raises LogFormatError."""
     notes: list[str] = []
     scans = until_high_watermark(plan, scans, notes)
     check_tails(plan, scans, notes)

@@ -1,5 +1,5 @@
 """The work that is due, decided before anything is written: the range that may be cleaned now, the segments and records
-that retention removes, the segments that may hold erased keys. If nothing is due: the rule that holds the work back.
+that retention removes, the segments that may hold erased keys. If no work is due: the rule that holds the work back.
 
 `analyse` calls these functions with the facts of a scan; the driver calls them with those of a listing, which has only
 sizes.
@@ -194,7 +194,7 @@ def dirt_held_back(
 def retention_held_back(
     plan: PartitionPlan, segments: SegmentTimes, paths: Sequence[str], *, first: int = 0, active: int
 ) -> tuple[HeldBack, ...]:
-    """Return the rules by which the segment `first` and all behind it stay, which retention has not deleted.
+    """Return the rules by which the segment `first` and all later ones stay, which retention has not deleted.
 
     active: base of the active segment, or the log end.
     """
@@ -261,7 +261,7 @@ def not_due(
     cleanable: CleanableRange,
     held_back: tuple[HeldBack, ...],
 ) -> PartitionResult:
-    """Return the result of a partition with which nothing is done now."""
+    """Return the result of a partition that has no work to do now."""
     return PartitionResult(
         plan.input.topic,
         plan.input.partition,
@@ -275,7 +275,7 @@ def not_due(
 
 
 def unread_result(plan: PartitionPlan, segments: SegmentTimes) -> PartitionResult:
-    """Return the result of a partition that is not compacted and loses nothing by retention, as its first segment
+    """Return the result of a partition that is not compacted and loses no segment by retention, as its first segment
     shows.
     """
     start = max(plan.input.first_dirty_offset or 0, plan.input.log_start_offset)

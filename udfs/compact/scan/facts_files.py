@@ -5,7 +5,7 @@
 
 Both end with a CRC-32C over the file, the segment's own checksum and what else they depend on. If a file is lost, stale
 or damaged, its segment is read and rewritten. The file `hash.key` in the generation's folder holds the key of all
-hashes and the time when that key was drawn; without this file the run cleans everything under a new key.
+hashes and the time when that key was drawn; without this file the run cleans the whole log under a new key.
 """
 
 from __future__ import annotations

@@ -29,12 +29,12 @@ N_RECORDS, MOST_RECORDS, MAX_TIMESTAMP, CODECS, MAGICS, EPOCH, N_PRODUCING, N_TR
 
 @kernel
 def collect_facts(batches: np.ndarray, previous_last_offset: int, facts: np.ndarray) -> None:
-    """Collect facts of BATCH[n] behind an offset, in int64[8], written.
+    """Collect facts of BATCH[n] after an offset, in int64[8], written.
 
     N_RECORDS: by their headers, a wrapper (magic 0, 1) counts as one; MOST_RECORDS: an upper bound, since no header
-    tells the number in a wrapper: at most one for each offset since the batch before it, and no more than its bytes can
-    expand to; MAX_TIMESTAMP: ms; CODECS, MAGICS: one bit each; EPOCH: the highest leader epoch; N_PRODUCING: batches
-    with a producer, and control batches; N_TRANSACTIONAL: transactional and control batches.
+    states the number in a wrapper: at most one for each offset since the batch before it, and no more than its bytes
+    can expand to; MAX_TIMESTAMP: ms; CODECS, MAGICS: one bit each; EPOCH: the highest leader epoch; N_PRODUCING:
+    batches with a producer, and control batches; N_TRANSACTIONAL: transactional and control batches.
     """
     facts[:] = 0
     facts[MAX_TIMESTAMP] = batches[0].max_timestamp

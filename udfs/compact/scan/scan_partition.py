@@ -1,19 +1,20 @@
 """Scans of all segments of a partition; checks that they are one whole log, and the same log that the store knows; and
 the holes in the log that a compaction passes over.
 
-`udfs.holes` tells a gap from a cleaner's work; this module adds the facts that only compaction knows: generations, high
-watermarks, gaps that an earlier run accepted.
+`udfs.holes` distinguishes a gap from a cleaner's work; this module adds the facts that only compaction has:
+generations, high watermarks, gaps that an earlier run accepted.
 
-A snapshot behind the last segment is evidence, because a broker writes it when it rolls a segment, or at the log end. A
+A snapshot after the last segment is evidence, because a broker writes it when it rolls a segment, or at the log end. A
 snapshot in between is none: a clean stop leaves one in the middle of a segment, whose records a cleaner may remove
 later. It becomes a note.
 
-All offsets below a high watermark existed. If the batch that reaches the high watermark begins above the end of the
-previous batch, and no cleaner removed offsets there, the batch's offset is damaged or a batch is missing: no checksum
-covers a batch's offset.
+All offsets below a high watermark existed. The batch that reaches the high watermark may begin above the end of the
+previous batch although no cleaner removed offsets there. Then the batch's offset is damaged or a batch is missing: no
+checksum covers a batch's offset.
 
 `gaps = "accept"` turns a gap into a note. The generation remembers the offsets that it passed over:
-`jobs.compact.plan_inputs` refuses to continue if they come back, and the report still says that the archive is needed.
+`jobs.compact.plan_inputs` refuses to continue if they come back, and the report still states that the archive is
+needed.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def scan_all(plan: PartitionPlan, buffer: ChunkBuffer, extent: Extent = Extent.W
 
 
 def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer, extent: Extent = Extent.WHOLE) -> SegmentScan:
-    """Scan one of the plan's segments; if not everything is cleaned, read its facts if it has any. In a large partition
+    """Scan one of the plan's segments; if only a part is cleaned, read its facts if it has any. In a large partition
     each scan is a task of its own.
     """
     segment = plan.input.segments[number]
@@ -92,8 +93,8 @@ def _bytes_above(plan: PartitionPlan, number: int, position: int) -> int:
 
 
 def if_nothing_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> PartitionResult | None:
-    """Return the result if the topic is not compacted and the oldest segment shows that retention removes nothing, so
-    that the other segments need not be read; else None.
+    """Return the result if the topic is not compacted and the oldest segment shows that retention removes no records;
+    else None. With a result the other segments need not be read.
     """
     if plan.policy.settings.compacts or plan.is_due_anyway or plan.policy.erasing is not None:
         return None
@@ -142,8 +143,8 @@ def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[s
 
 
 def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
-    """Raise LogFormatError if a checkpoint lies beyond the log end, because it belongs to another log. A broker would
-    then begin at the log start, or delete everything.
+    """Raise LogFormatError if a checkpoint is beyond the log end, because it belongs to another log. A broker would
+    then begin at the log start, or delete all segments.
     """
     for what, offset in (
         ("log start", max(plan.input.log_start_offset, plan.input.log_start_checkpoint or 0)),
@@ -163,7 +164,7 @@ def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
 
 
 def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
-    """Return the archive's last batch before the end of the last generation if it lies in no segment of the plan; else
+    """Return the archive's last batch before the end of the last generation if it is in no segment of the plan; else
     an empty LastBatch.
     """
     segment = plan.input.identity_segment
@@ -274,7 +275,7 @@ class _Ranges:
 
 
 def _holes(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Iterator[_Hole]:
-    """Yield the holes between two segments, cut off at the cleaner checkpoint if it lies inside; and the hole below the
+    """Yield the holes between two segments, cut off at the cleaner checkpoint if it is inside; and the hole below the
     first segment, if orphaned indexes or leader epochs show that the log began earlier.
     """
     first = scans[0].first_offset
@@ -300,7 +301,7 @@ def _first_epoch(plan: PartitionPlan) -> tuple[tuple[int, int], ...]:
 
 
 def _behind_generation(plan: PartitionPlan, below: int) -> bool:
-    """Return whether the last generation ends with this segment, and the archive continues behind it."""
+    """Return whether the last generation ends with this segment, and the archive continues after it."""
     if below < 0:
         return False
     segment, after = plan.input.segments[below], plan.input.segments[below + 1]
@@ -349,9 +350,8 @@ def _missing(
 
 
 def _beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> tuple[Problem | None, bool]:
-    """Return the problem if anything shows that the log continued behind the last segment, provided that its end was
-    read. Also return whether that is certain: a file that was copied later than a log still being written proves
-    nothing.
+    """Return the problem if any file shows that the log continued after the last segment, provided that its end was
+    read. Also return whether that is certain: a file that was copied later than a log still being written is no proof.
     """
     if scans[-1].reached_end_offset:
         return _passed_over(plan, scans), True
@@ -372,8 +372,8 @@ def _beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> 
 
 
 def _passed_over(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Problem | None:
-    """Return the problem if the batch that reached the high watermark lies too high: no batch holds the offsets in
-    front of it.
+    """Return the problem if the batch that reached the high watermark has an offset that is too high: no batch holds
+    the offsets in front of it.
 
     No checksum covers its own offset, and a damaged one would end the log too early.
     """

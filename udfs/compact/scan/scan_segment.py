@@ -100,7 +100,7 @@ def scan_segment(
 
     next_base_offset: base of the next segment, which no offset of this one may reach; mark: remember the last batch
     before this offset; see: is called with every chunk. Raises LogFormatError for anything that Kafka would not have
-    written, and if the segment lacks the bytes that the last generation names, or holds more of its offsets.
+    written. Also raises it if the segment lacks the bytes that the last generation names, or holds more of its offsets.
     """
     base, listed = segment.first_offset, segment
     out = _Collected(last_offset=base - 1 if not segment.from_offset else NOT_KNOWN)
@@ -180,7 +180,7 @@ def _as_scan(
 
 
 def _check_no_more(path: str, named: NamedBytes, batches: np.ndarray) -> None:
-    """Raise LogFormatError if batches behind the bytes that a generation names hold offsets that it covers."""
+    """Raise LogFormatError if batches after the bytes that a generation names hold offsets that it covers."""
     first = np.where(batches["base_offset"] < 0, batches["last_offset"], batches["base_offset"])
     more = np.flatnonzero((batches["position"] >= named.size) & (first < named.until))
     if len(more):
@@ -202,11 +202,11 @@ def _another_copy(path: str, position: int, expected: str, found: str) -> Proble
 
 
 def _above(file: Any, path: str, size: int, tail: Tail) -> int:
-    """Return the base offset of the batch that reached the end offset; -1 if its header does not tell. size: bytes of
-    the file.
+    """Return the base offset of the batch that reached the end offset; -1 if its header does not show it. size: bytes
+    of the file.
 
-    No checksum covers that offset, so a whole batch behind it must lie above it, or one of the two is damaged. Raises
-    LogFormatError kind "offsets" if it does not.
+    No checksum covers that offset, so a whole batch after it must have higher offsets, or one of the two is damaged.
+    Raises LogFormatError kind "offsets" if it does not.
     """
     head = np.empty(_HEAD.size, np.uint8)
     read_exactly(file, path, tail.position, head)

@@ -1,10 +1,10 @@
 """The transactional batches and markers that may go (KAFKA.md, "Transactions" and "Markers"), and checks of markers and
-transaction indexes: a marker that may lie in a gap, an index that the log contradicts.
+transaction indexes: a marker that may be in a gap, an index that the log contradicts.
 
 Input is only the batches that matter here: data batches of transactions, and control batches, of the whole range that
-is cleaned, in order. Difference from Kafka: the markers in the log alone tell which transactions were aborted, and
-where each begins. A `.txnindex` has no checksum, and decides nothing: a lost one does not turn aborted data into
-committed data, nor a wrong field in it committed data into aborted. COMPACTION.md says why the markers are enough.
+is cleaned, in order. Difference from Kafka: the markers in the log alone show which transactions were aborted, and
+where each begins. A `.txnindex` has no checksum, and decides no outcome: a lost one does not turn aborted data into
+committed data, nor a wrong field in it committed data into aborted. COMPACTION.md explains why the markers are enough.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def undecided_batches(rows: np.ndarray, log_start_offset: int) -> tuple[np.ndarr
     rising, the rows that show it; and UNDECIDED[j] in log order.
 
     A producer's batches up to its next marker with different epochs are not one transaction, because an epoch changes
-    only behind a marker. That marker ends the last of them. It does not decide the earlier batches, if they have
-    records. Markers often have a higher epoch than the data before them, so they show nothing.
+    only after a marker. That marker ends the last of them. It does not decide the earlier batches, if they have
+    records. Markers often have a higher epoch than the data before them, so they are no evidence.
     """
     data = np.flatnonzero(~rows["control"] & (rows["producer_id"] >= 0) & (rows["last_offset"] >= log_start_offset))
     behind = markers_behind(rows)[data]
@@ -109,7 +109,7 @@ def abort_markers(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def possibly_ended_in(rows: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
     """Return rows of TXN_BATCH[n] in log order, rising: the data batches whose transaction may have ended in one of the
-    ranges first..last behind them (int64[m] each, ascending by first). The next marker of such a batch's producer lies
+    ranges first..last after them (int64[m] each, ascending by first). The next marker of such a batch's producer is
     above that range, and may belong to a later transaction; or there is none.
     """
     least = np.append(np.minimum.accumulate(last[::-1])[::-1], NO_END)
@@ -134,7 +134,7 @@ def markers_behind(rows: np.ndarray) -> np.ndarray:
 
 def open_batches(rows: np.ndarray, log_start_offset: int, borders: Sequence[int]) -> np.ndarray:
     """Return the data batches among TXN_BATCH[n] in log order whose transaction is open at one of the offsets
-    `borders`, as OPEN_BATCH[m], with their marker (NO_END if it is still open).
+    `borders`. Result: OPEN_BATCH[m], with the marker (NO_END if the transaction is still open).
 
     A cleaner keeps a marker while any batch of its transaction is left, so a transaction without a marker is open. If
     it began below the log start, a broker that recovers the log knows only the batches above.
@@ -185,7 +185,7 @@ def add_open_transactions(entries: np.ndarray, opened: np.ndarray, replayed: np.
 
 def data_before(rows: np.ndarray, producers: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Return int64[m]: for each pair of producer and offset, the row of the producer's last batch in TXN_BATCH[n], in
-    log order, that lies wholly below the offset; -1 if missing.
+    log order, that is wholly below the offset; -1 if missing.
     """
     n, m = len(rows), len(producers)
     producer = np.concatenate([rows["producer_id"], producers])
@@ -261,8 +261,8 @@ def check_ends_known(
 ) -> None:
     """Raise LogFormatError if a transaction's end may be lost in a gap, so that the outcome is unknown.
 
-    A transaction without a marker is open, so its data lies at or above `end`, except if `denied_batches`,
-    OPEN_BATCH[m], contains it: a snapshot behind the gap shows that it ended. Data below the log start does not count.
+    A transaction without a marker is open, so its data is at or above `end`, except if `denied_batches`,
+    OPEN_BATCH[m], contains it: a snapshot after the gap shows that it ended. Data below the log start does not count.
     """
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans)])
     rows = rows[rows["last_offset"] >= plan.input.log_start_offset]
@@ -299,7 +299,7 @@ def note_undecided(scans: Sequence[SegmentScan], transactions: np.ndarray, notes
 
 
 def undecidable_rows(rows: np.ndarray, end: int, denied_batches: np.ndarray) -> np.ndarray:
-    """Return bool[n] for TXN_BATCH[n]: whether a batch lies below the end of the cleaned range, or a snapshot says that
+    """Return bool[n] for TXN_BATCH[n]: whether a batch is below the end of the cleaned range, or a snapshot shows that
     its producer's transaction has ended.
     """
     out: np.ndarray = (rows["base_offset"] < end) | np.isin(rows["producer_id"], denied_batches["producer_id"])
@@ -316,7 +316,7 @@ def with_index_entries(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the entries of the new `.txnindex` files for the aborted transactions (ENTRY[m], by replay). The archive's
     own entry replaces a replayed one, because its first offset and last stable offset date from before any cleaning.
-    These entries decide nothing. An entry that the log contradicts is skipped, with a note.
+    These entries decide no outcome. An entry that the log contradicts is skipped, with a note.
 
     Also return the entries of transactions without data, whose ABORT marker is left: a broker leaves them in the
     segments that it does not clean. end: all below is cleaned; denied_batches: see check_ends_known.
@@ -366,9 +366,9 @@ def _check_no_marker_lost(
     By the log's markers a transaction may begin before the offset in its index entry only if the marker before it is
     lost: in a hole, or because a broker removed it too early (KAFKA-14055). If the log holds every offset, no marker is
     lost, and the index is wrong. Otherwise committed records of this producer before the index entry may be at stake.
-    (An entry that begins at its marker belongs to an ABORT that ended nothing, as brokers before KAFKA-10702 note it.)
-    Batches below the log start do not count: a broker that recovers the log reads only the end of a transaction that
-    began there.
+    (An entry that begins at its marker belongs to an ABORT that ended no transaction. Brokers before KAFKA-10702 write
+    such entries.) Batches below the log start do not count: a broker that recovers the log reads only the end of a
+    transaction that began there.
     """
     if not len(aborted) or _is_dense(scans):
         return
@@ -409,9 +409,9 @@ def _check_no_end_lost(
     entries: np.ndarray,
     matters: np.ndarray,
 ) -> None:
-    """Raise LogFormatError if an entry names an ABORT marker behind the end of a segment, where nothing is now, and
-    that marker ended a transaction whose data is left. By the markers in the log (in `rows`, TXN_BATCH[n]) that data
-    would belong to a later transaction, or be committed. A cleaner that removes a marker removes its entry too.
+    """Raise LogFormatError if an entry names a missing ABORT marker of a transaction whose data is left. The offset of
+    that marker is after the end of a segment. By the markers in the log (in `rows`, TXN_BATCH[n]) that data would
+    belong to a later transaction, or be committed. A cleaner that removes a marker removes its entry too.
 
     matters: bool[n], the batches at stake (`undecidable_rows`).
     """
