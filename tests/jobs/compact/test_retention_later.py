@@ -181,7 +181,7 @@ def test_verify_reports_a_log_start_without_a_reason(lab):
     plan = plan_generation(run, manifest, None, archive, state.root, uri, 8 << 20, 1 << 30, current)
     assert not check_generation(plan).problems
     assert check_generation(replace(plan, retention_ms=10**9)).problems
-    renamed = tuple(("log_start", *row[1:]) for row in plan.expired)
+    renamed = tuple(replace(row, reason="log_start") for row in plan.expired)
     assert check_generation(replace(plan, retention_ms=10**9, expired=renamed)).problems
 
 
