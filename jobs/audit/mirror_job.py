@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -64,6 +64,14 @@ def _time(column: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: "-" if row[column] is None else moment(row[column])
 
 
+def _keys_by_kind(rows: Sequence[PartitionRow]) -> dict[str, int]:
+    return {kind: sum(row["keys"] for row in rows if row["kind"] == kind) for kind in _KINDS}
+
+
+def _sums(rows: Sequence[PartitionRow]) -> dict[str, int]:
+    return {name: sum(row[name] for row in rows) for name in COUNTS[1:]}
+
+
 @dataclass(kw_only=True)
 class MirrorReport(AuditReport):
     """Report of `audit mirror`."""
@@ -102,10 +110,8 @@ class MirrorReport(AuditReport):
         out = []
         for topic, partition in sorted({(row["topic"], row["partition"]) for row in self.partitions}):
             of = [row for row in self.partitions if (row["topic"], row["partition"]) == (topic, partition)]
-            sums = {name: sum(row[name] for row in of) for name in COUNTS[1:]}
-            kinds = {kind: sum(row["keys"] for row in of if row["kind"] == kind) for kind in _KINDS}
             in_b = _name(self.in_b[topic], partition) if topic in self.in_b else ""
-            out.append({"place": _name(topic, partition), "in_b": in_b, **sums, **kinds})
+            out.append({"place": _name(topic, partition), "in_b": in_b, **_sums(of), **_keys_by_kind(of)})
         return out
 
     def cards(self) -> Iterable[Card]:
@@ -143,9 +149,9 @@ class MirrorAudit(PairAudit[AuditMirrorOptions, MirrorReport]):
         first = pa.Table.from_pylist([row for _, of in answers.summaries for row in of], PAIRS)
         report.partitions, report.in_b = by_partition(rows), pair.in_b
         report.first = report.show_keys(first_findings(first, MOST))
-        keys = {kind: sum(row["keys"] for row in report.partitions if row["kind"] == kind) for kind in _KINDS}
+        keys = _keys_by_kind(report.partitions)
         keys[EQUAL] -= sum(r["keys"] for r in report.partitions if r["kind"] == EQUAL and r["without_key"])
-        report.summary = {"keys": keys} | {name: sum(row[name] for row in report.partitions) for name in COUNTS[1:]}
+        report.summary = {"keys": keys} | _sums(report.partitions)
         report.findings = sum(keys[kind] for kind in FINDINGS)
         report.notes += [f"{topic}: another number of partitions in B: compared as a whole" for topic in sorted(apart)]
         missing, extra_ones = (report.summary[name] for name in ("missing_versions", "extra_versions"))

@@ -110,8 +110,8 @@ def openmetrics(runs: Iterable[RunMetrics]) -> str:
 
 def sample_key(name: str, labels: Labels) -> str:
     """Return a sample's name and labels."""
-    told = ",".join(f'{label}="{_escaped(value)}"' for label, value in sorted(labels.items()) if value)
-    return f"{name}{{{told}}}" if told else name
+    pairs = ",".join(f'{label}="{_escaped(value)}"' for label, value in sorted(labels.items()) if value)
+    return f"{name}{{{pairs}}}" if pairs else name
 
 
 def _head(name: str) -> Sequence[str]:

@@ -71,7 +71,6 @@ def run(options: MergeOptions, progress: Progress) -> MergeReport:
         _merge(options, [replace(task, output_uri="") for task in tasks], report, progress)
     else:
         _write(options, tasks, output, report, progress)
-    report.seconds["total"] = time.perf_counter() - started
     return report
 
 

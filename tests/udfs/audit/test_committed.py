@@ -80,7 +80,7 @@ def test_last_commit_of_each_key_and_the_type_of_its_group_are_read(tmp_path):
     assert (second.expire_ms, second.leader_epoch) == (COMMIT_MS + 9, -1)
     assert offsets(commits) == {("alone", "t", 0): 0, ("g", "t", 0): 9, ("g", "t", 1): 6, ("g", "t", 2): 3}
     assert [row.group_type for row in commits.rows] == ["classic", *["consumer"] * 3]
-    assert commits.unknown_because("nobody") is None
+    assert commits.unknown_because("absent") is None
 
 
 def test_streams_groups_of_a_broker_are_read(tmp_path):
