@@ -81,8 +81,8 @@ class TopicSettings:
         POLICY,
         "Cleanup of the topic: compaction, retention, or both.",
         default=("delete",),
-        note="As in Kafka the default is delete, so Lastkey compacts only topics that you name. With delete, nothing "
-        "expires unless retention.ms or retention.bytes is set.",
+        note="As in Kafka the default is delete, so Lastkey compacts only topics that you name. With delete, no "
+        "record expires unless retention.ms or retention.bytes is set.",
     )
     delete_retention_ms: Whole = setting(
         _ms(0),
@@ -174,7 +174,7 @@ class TopicSettings:
     )
     compaction_full_ms: Whole = setting(
         _ms(0),
-        "Ours, by yield: after this time a run cleans everything.",
+        "Ours, by yield: after this time a run cleans all segments.",
         default=30 * 86_400_000,
         note="It also draws a new key for the hashes. Tombstones past their horizon are dropped then at the latest.",
     )

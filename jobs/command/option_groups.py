@@ -358,5 +358,5 @@ class WithKeyFormat(TopicOptions):
     """Option of jobs that read keys from text."""
 
     key_format: Value[KeyFormat, KeyFormat] = option(
-        choice(KEY_FORMATS), "How keys are written.", default="text", note="`text`: the bytes as they stand"
+        choice(KEY_FORMATS), "How keys are written.", default="text", note="`text`: the bytes themselves"
     )

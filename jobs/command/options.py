@@ -58,11 +58,11 @@ class CompactOptions(WithPlan, WithFolders, WithEngine):
         STORE,
         "Folder or bucket for state and new segments.",
         kw_only=False,
-        note="A store serves one archive, and lies outside it",
+        note="A store serves one archive and must be outside of it",
     )
     sealed: Flag = option(
         FLAG,
-        "Nothing appends any more: clean the last segment too.",
+        "The log is complete: clean the last segment too.",
         default=False,
         note="A torn tail is then damage",
     )
@@ -92,8 +92,8 @@ class CompactOptions(WithPlan, WithFolders, WithEngine):
         default=False,
         group="Output",
         note="Exact for records and copied bytes; `~` marks sizes that compression decides. A dry run recompresses a "
-        "sample: everything where that is little, else about 1 MiB in 32; so sizes are neither too low nor too high, "
-        "and mostly right to 0.1 %",
+        "sample: a small log as a whole, and about 1 MiB in 32 of a larger one. So sizes are neither too low nor "
+        "too high, and mostly right to 0.1 %",
     )
     io_budget: MaybeNumber = option(
         maybe(number(0, metavar="BYTES")),
@@ -103,9 +103,9 @@ class CompactOptions(WithPlan, WithFolders, WithEngine):
         rare=True,
         note="They read, write and read back at most so much in this run, all partitions together; those with the "
         "largest dead share come first. Outside of it are new records, tombstones past their horizon, segments whose "
-        "facts are lost, and partitions that are cleaned whole because their keys are lost. A run that cleans "
-        "everything waits while it would not fit. A segment that it never suffices for is named on stderr. Default: no "
-        "limit",
+        "facts are lost, and partitions that are cleaned whole because their keys are lost. A partition's whole "
+        "cleaning waits until the budget suffices. A note on stderr names each segment for which the budget is too "
+        "small. Default: no limit",
     )
     max_runtime: Value[str | float | None, float | None] = option(
         maybe(DURATION),
@@ -129,7 +129,7 @@ class VerifyOptions(SourceOptions, WithAutoEngine):
 
     job: ClassVar[str] = "verify"
 
-    sealed: Flag = option(FLAG, "Nothing appends any more: check the last segment too.", default=False)
+    sealed: Flag = option(FLAG, "The log is complete: check the last segment too.", default=False)
 
 
 @declared
@@ -265,8 +265,8 @@ class ReindexOptions(WithFolders, WithEngine):
         "Replace wrong files in the archive, one by one; never a .log.",
         default=False,
         group="Output",
-        note="Each by an atomic rename; local disks only. Nothing in a folder that is a symbolic link below ARCHIVE "
-        "changes (exit code 3)",
+        note="Each by an atomic rename; local disks only. A folder that is a symbolic link below ARCHIVE is not "
+        "changed (exit code 3)",
     )
     partitions: Value[str | Iterable[int | range] | None, tuple[range, ...] | None] = option(
         maybe(PARTITIONS),

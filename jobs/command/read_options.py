@@ -292,8 +292,8 @@ class ReportOptions(WithPlan, WithFolders, WithHiddenKeys, WithAutoEngine):
         "Show its generations, and its history; repeatable.",
         flag="--store",
         default=None,
-        note="Partitions with a generation as they are now: the generation, then what the archive holds after it. Of "
-        "several archives each store goes with the archive that it serves",
+        note="Partitions with a generation as they are now: the generation, then the archive's records after it. "
+        "With several archives, each store belongs to the archive that it serves",
     )
 
     @property

@@ -72,7 +72,7 @@ class VacuumOptions(TopicOptions):
         default=168.0,
         shown="168",
         note="Also generations that were replaced less long ago, by the wall clock or that of the store (its disk, its "
-        "server), whichever is behind",
+        "server), whichever shows the earlier time",
     )
     keep: Value[Globs | Keep | None, Keep] = option(
         KEEP,
@@ -316,8 +316,8 @@ class AuditDeliveryOptions(WithKeyFormat, AuditSourceOptions):
         default=None,
         metavar="TABLE",
         note="A Delta table, or a file or folder with that ending (csv with a header), with the columns `topic`, "
-        "`key`, `offset`, and `partition` and `group` if it has them. `--key-format` says how strings show keys there; "
-        "a binary column is taken as it is",
+        "`key`, `offset`, and `partition` and `group` if it has them. `--key-format` is the form of keys in strings; a "
+        "binary column holds the bytes of keys",
     )
     max_age_ms: MaybeNumber = option(
         maybe(number(0, metavar="MS")),
