@@ -55,7 +55,8 @@ _OF_THE_MACHINE: Final = {
     errno.ENXIO, errno.ENOLCK, errno.ENOTCONN, errno.EREMOTEIO, errno.EFBIG, errno.EMLINK, errno.EEXIST, errno.ENOTDIR,
     errno.ENAMETOOLONG, errno.ELOOP,
 }  # fmt: skip
-_NUMBER: Final = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")  # as Rust and Arrow write it
+# A line with an error's number, as Rust and Arrow write it; a task's error has it below Spark's own line
+_NUMBERED_LINE: Final = re.compile(r"^.*?(?:\(os error (\d+)\)|\[[Ee]rrno (\d+)\]).*$", re.MULTILINE)
 # Arrow's messages about local files that have no number, found by failing each operation below it in turn
 _WITHOUT_NUMBER: Final = re.compile(r"error closing file|Memory mapping file failed")
 # Spark's texts of a failed task if its Python lacks a package, is missing, has another version, or fails to start
@@ -100,7 +101,7 @@ _KINDS: Final[dict[str, Kind[JobError]]] = {
 _IN_TEXT: Final = re.compile(rf"{AccessError.__name__}: ((?:s3|gs|az)://.*?): ({'|'.join(_KINDS)}): (.*)")
 _URL: Final = re.compile(r"https?://[^\s?]+")
 _WRITTEN_TO: Final = ("--store", "--output")
-_NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
+_NAMED: Final = re.compile(r"(?:file://)?((?:(?:s3|gs|az):/)?/[^\n'\":]+)")
 
 
 @dataclass(frozen=True)
@@ -286,8 +287,8 @@ def _file_system_error(error: Exception, text: str) -> FileSystemError | None:
     """
     number = error.errno if isinstance(error, OSError) else None
     first = text.splitlines()[0]
-    if number is None and (told := _NUMBER.search(text)):
-        number = int(told[1] or told[2])
+    if number is None and (numbered := _NUMBERED_LINE.search(text)):
+        first, number = numbered[0].strip(), int(numbered[1] or numbered[2])
     unnamed = type(error) is OSError and number is None and _WITHOUT_NUMBER.match(str(error)) is not None
     if number not in _OF_THE_MACHINE and not unnamed:
         return None
