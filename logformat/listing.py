@@ -1,13 +1,12 @@
 """The files of a partition's folder, listed once, with leftovers of a swap resolved, and `Segment`.
 
-`list_partition` reads the small checkpoints too; no function opens a log except a `.log.swap` that counts.
+No log is opened except a `.log.swap` that counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyarrow import fs as pafs
@@ -15,9 +14,7 @@ from pyarrow import fs as pafs
 from lastkey.logformat import names
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.side_files import checkpoints
-from lastkey.logformat.side_files.small_files import read_small_file
-from lastkey.logformat.storage.locations import locate, text_entries
+from lastkey.logformat.storage.locations import text_entries
 from lastkey.logformat.storage.regular_files import LogFile, odd_entries, open_regular
 
 
@@ -33,9 +30,7 @@ class NamedBytes(NamedTuple):
 class ListedSegment:
     """Files of one segment, as a listing finds them."""
 
-    root: (
-        str  # URI that `path` is below; from `list_partition`, the folder's path on its file system; or store, archive
-    )
+    root: str  # URI that `path` is below; or store, archive
     path: str  # path of the `.log`
     base_offset: int  # by the file's name
     size_bytes: int  # bytes of the `.log` that belong to it: an archived active segment may grow later
@@ -107,55 +102,6 @@ class Segment(ListedSegment):
     def beside(self) -> str:
         """URI that the indexes are below."""
         return self.side_root or self.root
-
-
-@dataclass(frozen=True)
-class PartitionListing:
-    """The log in a partition's folder, as its listing shows it."""
-
-    topic: str | None  # from the folder's name; None: it is not a partition's
-    partition: int | None
-    segments: tuple[Segment, ...]  # by base offset
-    log_start_offset: int | None  # from the checkpoint beside the folder
-    leader_epochs: tuple[tuple[int, int], ...]
-    notes: tuple[str, ...]
-    filesystem: Any
-
-
-def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> PartitionListing:
-    """List the files of a partition's folder; path_or_uri and filesystem are as in `locations.locate`.
-
-    Reads `leader-epoch-checkpoint` and, beside the folder, `log-start-offset-checkpoint`; a checkpoint that cannot be
-    parsed is a note.
-
-    Raises FileNotFoundError if there is no such folder. Raises LogFormatError kind "unreadable" for a `.log` that is
-    not a file, and any LogFormatError found while reading a `.log.swap` that counts.
-    """
-    filesystem, path = locate(path_or_uri, filesystem)
-    path = path.rstrip("/")
-    files = list_partition_files(filesystem, path, path)
-    parent, _, name = path.rpartition("/")
-    folder = names.parse_partition_folder(name)
-    notes = [f"{path}: {note}" for note in files.resolution.notes]
-    epochs: tuple[tuple[int, int], ...] = ()
-    if names.LEADER_EPOCH_CHECKPOINT in files.resolution.side_files:
-        full = f"{path}/{names.LEADER_EPOCH_CHECKPOINT}"
-        try:
-            epochs = tuple(checkpoints.read_leader_epochs(read_small_file(filesystem, full), full))
-        except LogFormatError as error:
-            notes.append(f"{error}; leader epochs unknown")
-    log_start = None
-    full = f"{parent}/{names.LOG_START_OFFSET_CHECKPOINT}"
-    if folder is not None and filesystem.get_file_info(full).type == pafs.FileType.File:
-        try:
-            starts = checkpoints.read_offset_checkpoint(read_small_file(filesystem, full), full)
-            log_start = starts.get((folder.topic, folder.partition))
-        except LogFormatError as error:
-            notes.append(f"{error}; ignored")
-    topic, partition = (folder.topic, folder.partition) if folder is not None else (None, None)
-    return PartitionListing(
-        topic, partition, tuple(files.segments(path, "")), log_start, epochs, tuple(notes), filesystem
-    )
 
 
 class FolderFiles(NamedTuple):

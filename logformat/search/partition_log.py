@@ -1,8 +1,6 @@
 """Search in the log of one partition by offset and by time, without a broker.
 
-    from lastkey.logformat.search.partition_log import open_partition
-
-    log = open_partition("archive/orders-0")
+    log = PartitionLog(segments)
     log.lookup_offset(1234)                                # Location: segment, position, size and offsets of the batch
     log.offsets_for_times([1_700_000_000_000, LATEST])     # TIME_ANSWER[2]
     for batch in log.records(["offset", "key"]): ...       # pyarrow.RecordBatch, over all segments
@@ -30,7 +28,6 @@ import bisect
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -39,7 +36,7 @@ from numpy.typing import ArrayLike, NDArray
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.listing import Segment, list_partition
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.schemas import RECORDS, select
 from lastkey.logformat.search import offset_kernels as k
 from lastkey.logformat.search.offset_kernels import LOCATION
@@ -80,46 +77,7 @@ class Location(NamedTuple):
     last_offset: int
 
 
-class TimestampAndOffset(NamedTuple):
-    """A record found by its time, as Kafka's FileRecords.TimestampAndOffset."""
-
-    timestamp: int  # ms; -1 none
-    offset: int  # -1 none
-    leader_epoch: int  # -1 unknown
-
-
 MAX_OPEN: Final = 256  # segments kept open: up to three maps each
-
-
-def open_partition(
-    path_or_uri: str | Path,
-    filesystem: Any = None,
-    *,
-    end_offset: int | None = None,
-    max_open: int = MAX_OPEN,
-    max_batch_bytes: int = MAX_BATCH_BYTES,
-) -> PartitionLog:
-    """Return the log in a partition's folder. This reads only the names of files and the small text files.
-
-    path_or_uri, filesystem: see `locations.locate`. The log start comes from `log-start-offset-checkpoint` beside the
-    folder, if there is one. It looks for no gap between segments: `lastkey.open_partition` does. For the other
-    arguments see PartitionLog. Raises FileNotFoundError, and LogFormatError as list_partition does.
-    """
-    listing = list_partition(path_or_uri, filesystem)
-    log = PartitionLog(
-        listing.segments,
-        log_start_offset=listing.log_start_offset,
-        topic=listing.topic,
-        partition=listing.partition,
-        leader_epochs=listing.leader_epochs,
-        end_offset=end_offset,
-        max_open=max_open,
-        max_batch_bytes=max_batch_bytes,
-        place=lambda root: (listing.filesystem, root),
-    )
-    for note in listing.notes:
-        log.note(note)
-    return log
 
 
 class PartitionLog:
@@ -127,9 +85,9 @@ class PartitionLog:
 
     log_start_offset: the first offset that can be read; None: the first segment's base. leader_epochs: (epoch, its
     start), rising, for the answers EARLIEST and LATEST. end_offset: answers are below it (a high watermark, or last
-    stable offset); None: the log end. log_end_offset: the end of the log; None: ask the last segment. max_open: number
-    of segments to keep mapped. max_batch_bytes: refuse a batch that is larger, stored or decompressed. place: the file
-    system of a segment's root, and the root's path on it.
+    stable offset); None: the log end. log_end_offset: the end of the log; None: ask the last segment. max_batch_bytes:
+    refuse a batch that is larger, stored or decompressed. place: the file system of a segment's root, and the root's
+    path on it.
 
     Raises LogFormatError with path and position: for an invalid batch before the answer, a missing or shortened file,
     and a log start above the log end. A search by time checks the checksum of batches whose records it reads; a search
@@ -146,7 +104,6 @@ class PartitionLog:
         leader_epochs: Sequence[tuple[int, int]] = (),
         end_offset: int | None = None,
         log_end_offset: int | None = None,
-        max_open: int = MAX_OPEN,
         max_batch_bytes: int = MAX_BATCH_BYTES,
         place: Place = file_system,
     ) -> None:
@@ -163,7 +120,6 @@ class PartitionLog:
         self._log_start, self._end_offset, self._known_end = start, end_offset, log_end_offset
         self._end: tuple[int, int] | None = None
         self._open: OrderedDict[int, SearchableSegment] = OrderedDict()
-        self._max_open = max(max_open, 1)
         self._place = cache(place)
         self._timestamps: list[int] = []  # the largest of each segment, as far as a search has come
         self._running: list[int] = []  # the largest up to and including each segment, file times counted
@@ -190,10 +146,6 @@ class PartitionLog:
     def notes(self) -> tuple[str, ...]:
         """Notes on skipped or rebuilt parts so far: bad indexes, an incomplete end of the log."""
         return tuple(self._notes)
-
-    def note(self, text: str) -> None:
-        """Add a note to `notes`, once."""
-        self._notes.setdefault(text)
 
     @property
     def earliest(self) -> int:
@@ -290,11 +242,6 @@ class PartitionLog:
             begin = np.where(out["base_offset"] < 0, out["last_offset"], out["base_offset"])
             out[found & (begin >= end)] = END_ROW
         return out
-
-    def max_timestamp(self) -> TimestampAndOffset:
-        """Return the first record with the largest timestamp of the log; offset -1 if no record is readable."""
-        answer = self.offsets_for_times([MAX_TIMESTAMP])[0]
-        return TimestampAndOffset(int(answer["timestamp"]), int(answer["offset"]), int(answer["leader_epoch"]))
 
     def offsets_for_times(self, timestamps: ArrayLike) -> NDArray[np.void]:
         """Return TIME_ANSWER[n] for int64[n] timestamps in ms in any order, and for EARLIEST, LATEST, MAX_TIMESTAMP.
@@ -394,7 +341,7 @@ class PartitionLog:
         segment = self._open.get(number)
         if segment is None:
             segment = self._open[number] = SearchableSegment(self.segments[number], self._notes.setdefault, self._place)
-            if len(self._open) > self._max_open:
+            if len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
         else:
             self._open.move_to_end(number)

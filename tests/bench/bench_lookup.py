@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lastkey.logformat.search.partition_log import PartitionLog, open_partition
+from lastkey.logformat.search.partition_log import MAX_TIMESTAMP, PartitionLog
 from tests.bench import make_log
+from tests.builders.opened import open_partition
 
 SINGLE, BATCHED, TIMES = 200_000, 4_000_000, 1_000_000
 REPEATS = 5
@@ -68,9 +69,8 @@ def by_offset(log: PartitionLog, entries: int) -> None:
 
 def by_time(log: PartitionLog) -> None:
     rng = np.random.default_rng(8)
-    answer = log.max_timestamp()
-    first = int(log.offsets_for_times([0])["timestamp"][0])
-    anywhere = rng.integers(first, answer.timestamp, TIMES)
+    first, last = log.offsets_for_times([0, MAX_TIMESTAMP])["timestamp"].tolist()
+    anywhere = rng.integers(first, last, TIMES)
     single = anywhere[:500].tolist()
     report("timestamps, one at a time", len(single), lambda: [log.offsets_for_times([time]) for time in single])
     for n in (1_000, TIMES):

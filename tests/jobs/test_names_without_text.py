@@ -24,8 +24,8 @@ from lastkey.jobs.lookup import job as lookup
 from lastkey.jobs.reindex import job as reindex
 from lastkey.jobs.report import job as archive_report
 from lastkey.jobs.restore import job as restore
-from lastkey.logformat.search.partition_log import open_partition
 from tests.builders.errors import raises_kind
+from tests.builders.opened import open_partition
 from tests.builders.stores import StoreMaker, run_id
 from tests.builders.trees import read_tree
 

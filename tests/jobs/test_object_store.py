@@ -24,10 +24,10 @@ from lastkey.jobs.command.options import ConvertOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.convert import job as convert
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.search.partition_log import open_partition
 from lastkey.logformat.storage.locations import file_system
 from lastkey.udfs.storage import open_root
 from tests.builders.logs import write_partition
+from tests.builders.opened import open_partition
 from tests.builders.remote import batches, put_aiven, put_kafka, put_pinterest, segment
 from tests.builders.s3_server import BUCKET, put, s3_server
 from tests.builders.sources import list_tasks, read

@@ -13,8 +13,8 @@ import pytest
 
 from lastkey.logformat.dump.files import DumpOptions, dump
 from lastkey.logformat.dump.log import LogOptions, as_strings
-from lastkey.logformat.search.partition_log import open_partition
 from tests.builders.logs import START_MS, write_partition
+from tests.builders.opened import open_partition
 from tests.builders.place import Place
 from tests.builders.sources import read
 from tests.builders.trees import files_in

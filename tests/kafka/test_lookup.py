@@ -13,8 +13,9 @@ import pytest
 from lastkey.jobs.lookup.plans import archive_plans
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.batches.segment import open_segment
-from lastkey.logformat.search.partition_log import END, FOUND, OUT_OF_RANGE, open_partition
+from lastkey.logformat.search.partition_log import END, FOUND, OUT_OF_RANGE
 from lastkey.udfs.lookup.queries import Queries, lookup
+from tests.builders.opened import open_partition
 from tests.builders.trees import files_in
 from tests.golden import golden
 from tests.kafka_lab import list_offsets, locate, seek, served_by_broker

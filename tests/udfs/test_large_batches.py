@@ -10,9 +10,9 @@ import pytest
 
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.search.partition_log import open_partition
 from lastkey.logformat.side_files.small_files import MOST_SIDE_BYTES, MOST_TEXT_BYTES, most_side_bytes, read_side_file
 from tests.builders.damage import BOMB_LIMIT, RECORDS, SEGMENT_OFFSETS, START_MS, Partition, batch_at, build
+from tests.builders.opened import open_partition
 from tests.builders.plans import changed
 from tests.builders.sources import read
 from tests.reference.log import data_batch

@@ -14,11 +14,11 @@ from lastkey.jobs.command.config import Config
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.dump.files import DumpOptions, dump
 from lastkey.logformat.dump.log import LogOptions, as_strings
-from lastkey.logformat.search.partition_log import open_partition
 from lastkey.udfs.storage import open_root
 from lastkey.udfs.verify.partition import check_partition
 from tests.builders.folders import Outcome, archived_at, compact, golden_plan
 from tests.builders.formats import as_v3, converted
+from tests.builders.opened import open_partition
 from tests.builders.plans import changed
 from tests.builders.sources import read
 from tests.builders.splits import compact_in_blocks

@@ -23,10 +23,10 @@ from lastkey.jobs.lookup.plans import archive_plans
 from lastkey.jobs.lookup.query_table import answered
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from lastkey.logformat.batches.segment import open_segment
-from lastkey.logformat.search.partition_log import open_partition
 from lastkey.udfs.lookup.queries import Queries, lookup, lookup_table
 from tests.builders.damage import START_MS, build
 from tests.builders.logs import write_partition
+from tests.builders.opened import open_partition
 from tests.builders.trees import files_in
 from tests.golden import golden
 

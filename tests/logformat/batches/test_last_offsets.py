@@ -16,11 +16,12 @@ from lastkey.logformat.batches.chunks import ChunkBuffer, LogRange, Tail, batch_
 from lastkey.logformat.batches.reader import LogReader, read_headers
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.search.partition_log import OUT_OF_RANGE, PartitionLog, open_partition
+from lastkey.logformat.search.partition_log import OUT_OF_RANGE, PartitionLog
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.storage import log_file, open_root
 from lastkey.udfs.verify.walk import LogWalk
+from tests.builders.opened import open_partition
 from tests.reference.legacy import message
 from tests.reference.log import data_batch
 

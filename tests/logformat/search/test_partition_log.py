@@ -18,7 +18,7 @@ from pyarrow import fs as pafs
 from lastkey.logformat import listing
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.search import segment_search
+from lastkey.logformat.search import partition_log, segment_search
 from lastkey.logformat.search import windows as log_windows
 from lastkey.logformat.search.partition_log import (
     EARLIEST,
@@ -28,10 +28,10 @@ from lastkey.logformat.search.partition_log import (
     MAX_TIMESTAMP,
     OUT_OF_RANGE,
     PartitionLog,
-    open_partition,
 )
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import START_MS, write_partition
+from tests.builders.opened import open_partition
 from tests.builders.trees import files_in
 from tests.golden import case_names, golden
 from tests.reference.log import data_batch
@@ -91,8 +91,7 @@ def check(log: PartitionLog, twin: Log, offsets: list[int], times: list[int], en
     assert log.offsets_for_times(times).tolist() == expected
     for time, answer in list(zip(times, expected, strict=True))[:10]:
         assert log.offsets_for_times([time]).tolist() == [answer]
-    best = log.max_timestamp()
-    assert (best.offset, best.timestamp, best.leader_epoch) == (twin.offset_for_time(-3, end_offset) or (-1,) * 3)[:3]
+    assert log.offsets_for_times([MAX_TIMESTAMP]).tolist() == [twin.offset_for_time(-3, end_offset) or (-1,) * 5]
 
 
 def questions(twin: Log, rng: random.Random, n: int) -> tuple[list[int], list[int]]:
@@ -337,7 +336,8 @@ def test_missing_indexes_are_built_in_memory(tmp_path, seed, monkeypatch):
     rng = random.Random(seed)
     (tmp_path / "t-0").mkdir()
     end = draw_log(tmp_path / "t-0", rng)
-    log = open_partition(tmp_path / "t-0", max_open=1)
+    monkeypatch.setattr(partition_log, "MAX_OPEN", 1)
+    log = open_partition(tmp_path / "t-0")
     check(log, decode_twin(log.segments, 0), rng.sample(range(-1, end + 3), end + 4), TIMES)
     assert len(log._open) == 1
 
@@ -514,26 +514,16 @@ def test_lookup_continues_after_headers_without_a_matching_record(tmp_path):
     assert log.offsets_for_times([30, 99, 100])["offset"].tolist() == [20, 40, -1]
 
 
-def test_partition_without_segments_answers_lookups(tmp_path):
+def test_partition_without_segments_answers_lookups():
     log = PartitionLog([], log_start_offset=7)
     assert (log.earliest, log.latest) == (7, 7)
     assert log.lookup_offsets([6, 7, 8])["status"].tolist() == [OUT_OF_RANGE, END, OUT_OF_RANGE]
     assert log.offsets_for_times([5, LATEST, MAX_TIMESTAMP])["offset"].tolist() == [-1, 7, -1]
     assert log.lookup_offset(7) is None
-    with pytest.raises(FileNotFoundError):
-        open_partition(tmp_path / "nothing")
 
 
-def test_side_files_and_other_names_of_a_folder_are_recognized(tmp_path):
-    folder = tmp_path / "t-0"
-    folder.mkdir()
-    write_partition(folder, "a=1 | b=2 || c=3", index_interval_bytes=0)
-    (folder / "leader-epoch-checkpoint").write_text("what?")
-    (tmp_path / "log-start-offset-checkpoint").write_text("neither")
-    (folder / "00000000000000000002.timeindex").rename(folder / "00000000000000000002.timeindex.deleted")
-    log = open_partition(str(folder) + "/")
-    assert log.earliest == 0
-    assert [any(text in note for note in log.notes) for text in ("leader epochs unknown", "; ignored", "to be rebuilt")]
+def test_other_names_of_a_folder_are_recognized(tmp_path):
+    folder = write_partition(tmp_path / "t-0", "a=1 | b=2 || c=3", index_interval_bytes=0).folder
     shutil.copy(folder / "00000000000000000000.log", folder / "00000000000000000000.log.swap")
     assert open_partition(folder).segments[0].path.endswith(".swap")
     (folder / "00000000000000000009.log").mkdir()
@@ -545,7 +535,7 @@ def test_side_files_and_other_names_of_a_folder_are_recognized(tmp_path):
         open_partition(folder)
 
 
-def test_memory_maps_are_released(tmp_path):
+def test_memory_maps_are_released(tmp_path, monkeypatch):
     folder = tmp_path / "t-0"
     folder.mkdir()
     write_partition(folder, " || ".join(f"a={i} | b={i}" for i in range(12)), index_interval_bytes=0)
@@ -553,7 +543,8 @@ def test_memory_maps_are_released(tmp_path):
     def maps() -> int:
         return Path("/proc/self/maps").read_text().count(str(folder))
 
-    log = open_partition(folder, max_open=3)
+    monkeypatch.setattr(partition_log, "MAX_OPEN", 3)
+    log = open_partition(folder)
     log.lookup_offsets(np.arange(24))
     log.offsets_for_times([START_MS, START_MS + 30])
     assert 3 <= maps() <= 9

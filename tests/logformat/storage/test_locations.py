@@ -10,7 +10,6 @@ import pytest
 from lastkey import logformat
 from lastkey.logformat.dump.files import list_files
 from lastkey.logformat.errors import PlaceError
-from lastkey.logformat.search.partition_log import open_partition
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.logformat.storage.locations import (
     canonical,
@@ -57,7 +56,7 @@ PLAIN = [
 @pytest.mark.parametrize("uri", SECRETS)
 def test_credentials_are_refused_and_not_repeated(uri, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for look in (normal_uri, open_root, file_system, locate, logformat.open_segment, open_partition):
+    for look in (normal_uri, open_root, file_system, locate, logformat.open_segment):
         with pytest.raises(PlaceError) as refused:
             look(uri)
         assert "hu" not in str(refused.value)

@@ -21,7 +21,6 @@ from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
-from lastkey.logformat.search.partition_log import open_partition
 from lastkey.logformat.search.windows import open_window
 from lastkey.logformat.storage.regular_files import open_local
 from lastkey.udfs.reindex.judge import read_bounded
@@ -31,6 +30,7 @@ from lastkey.udfs.segments import LogSettings
 from lastkey.udfs.storage import open_root, opened, read_file
 from lastkey.udfs.verify.partition import check_partition
 from tests.builders.damage import SEGMENT_OFFSETS, Partition, build
+from tests.builders.opened import open_partition
 from tests.builders.sources import list_tasks, read
 
 LOG = f"t-0/{segment_file(SEGMENT_OFFSETS, 'log')}"

@@ -11,11 +11,11 @@ from lastkey import logformat
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import END_TXN_MARKER_SIZE
-from lastkey.logformat.search.partition_log import open_partition
 from lastkey.logformat.side_files import producer_snapshot, transaction_index
 from lastkey.logformat.side_files.producer_state import ProducerState
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import Row, arrow_records, log_text, raw_batches, write_partition, write_segment
+from tests.builders.opened import open_partition
 from tests.reference.index_entries import index_entries
 from tests.reference.log import COMMIT, decode_log, marker_batch
 
