@@ -38,7 +38,7 @@ _LOGS = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.listin
 _TASK = {"udfs.storage", "udfs.problem", "udfs.held_back", "udfs.segments", "udfs.groups",
          "udfs.steps", "udfs.ranges"}  # fmt: skip
 _HOLES = _TASK | {"udfs.holes"}  # not for verify, which has that rule in code of its own
-_RULES = {f"udfs.compact.{name}" for name in ("verdicts", "cleaner", "retention", "plan")}
+_RULES = {f"udfs.compact.{name}" for name in ("verdicts", "cleaner", "plan")}
 _STEPS = _LOGS | _RULES | {f"udfs.compact.{name}" for name in ("scan", "clean", "output")}
 # Modules of logformat that jobs may import: names, texts and types, no reader of a log
 _NAMES = {
@@ -86,9 +86,8 @@ FLOORS: dict[str, set[str]] = {
     "udfs.dump_files": _FILES | _HOLES | {"logformat.listing", "logformat.dump", "udfs.decode"},
     "udfs.compact": set(),
     "udfs.compact.verdicts": set(),
-    "udfs.compact.cleaner": {"logformat.layout", "logformat.names", "udfs.compact.verdicts"},
-    "udfs.compact.retention": {"udfs.compact.cleaner", "udfs.segments"},
-    "udfs.compact.plan": _LOGS | _TASK | {"udfs.compact.cleaner", "udfs.compact.retention"},
+    "udfs.compact.cleaner": {"logformat.layout", "logformat.names", "udfs.compact.verdicts", "udfs.segments"},
+    "udfs.compact.plan": _LOGS | _TASK | {"udfs.compact.cleaner"},
     "udfs.yields": {"logformat.jit"},
     "udfs.compact.scan": _LOGS | _HOLES | _RULES | {"udfs.yields"},
     "udfs.compact.clean": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.erased_keys", "udfs.yields"},

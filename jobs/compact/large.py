@@ -21,10 +21,10 @@ from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.spark.running import folder_of_this_attempt, is_sparks
 from lastkey.jobs.spark.workers import Runner, SparkTasks
 from lastkey.logformat.storage.io_counts import count
-from lastkey.udfs.compact.compact_partition import RunStages, clean_in_stages, compact_partition, finish
-from lastkey.udfs.compact.output.generation import remove_attempts, remove_folder
+from lastkey.udfs.compact.compact_partition import RunStages, as_result, clean_in_stages, compact_partition, finish
+from lastkey.udfs.compact.output.generation import remove_attempts
 from lastkey.udfs.compact.passes import Clock
-from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, Work, chunk_buffer
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_identity, scan_one
 from lastkey.udfs.compact.split_stages import (
@@ -59,12 +59,8 @@ def compact_large(workers: Runner, plan: PartitionPlan, watcher: Watcher, run_st
         remove_attempts(plan)
     if isinstance(done, Exception):
         raise done
-    if isinstance(done, PartitionResult):
-        return done if done.status == "not_due" else replace(done, work=replace(done.work, seconds=clock.seconds))
-    remove_folder(plan)
-    return PartitionResult(
-        plan.input.topic, plan.input.partition, "uncleanable", problem=done, work=Work(seconds=clock.seconds)
-    )
+    result = as_result(plan, done)
+    return replace(result, work=replace(result.work, seconds=clock.seconds))
 
 
 def _compact_if_due(

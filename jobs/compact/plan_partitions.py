@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from lastkey.jobs.archive.listing import ArchivedPartition
@@ -52,58 +52,45 @@ _LOG: Final = logging.getLogger("lastkey")
 _PASSING: Final = ("changed", "unwritable", "memory", "defect")  # problems without information about a file's bytes
 
 
-@dataclass(frozen=True)
-class Draft:
-    """Parts of a partition's plan, apart from its share of --io-budget."""
-
-    input: PartitionInput
-    settings: CleanSettings
-    folder: str  # folder of the new generation
-    secret: tuple[int, int] = field(repr=False)
-    secret_ms: int
-    erasing: Erasing | None = None
-    by_yield: bool = False
-    partial: bool = False  # the store has what a run by yield needs; its secret is that of the generation
-
-    def is_overdue(self, now_ms: int) -> bool:
-        """Return whether the last run that cleaned the whole partition is `compaction.full.ms` ago."""
-        return self.partial and now_ms - self.secret_ms >= self.settings.compaction_full_ms
+def _is_overdue(plan: PartitionPlan) -> bool:
+    """Return whether the last run that cleaned the whole partition is `compaction.full.ms` ago."""
+    return plan.policy.partial and plan.run.now_ms - plan.run.secret_ms >= plan.policy.settings.compaction_full_ms
 
 
-def draft_plan(
+def _draft_plan(
     given: PartitionInput,
     settings: CleanSettings,
     erasing: Erasing | None,
     run: RunContext,
     before: Checkpoint | None,
-    folder: str,
-) -> Draft:
-    """Return the draft of a partition's plan, by yield if the settings select it. The whole partition is cleaned, with
-    a new key of the hashes, if it has no generation, the key is lost, or --force is given.
+) -> PartitionPlan:
+    """Return a partition's plan, but for its share of --io-budget; by yield if the settings select it. The whole
+    partition is cleaned, with a new key of the hashes, if it has no generation, the key is lost, or --force is given.
     """
     if erasing is not None:
         settings = replace(settings, compacts=False, retention_ms=-1, retention_bytes=-1, retention_exact=False)
     exact = settings.retention_exact and settings.retention_ms >= 0
     if settings.compaction_schedule != "yield" or not settings.compacts or not settings.by_offset or exact:
-        return Draft(given, settings, folder, run.secret, run.secret_ms, erasing)
+        return PartitionPlan(given, CleanPolicy(settings, erasing), run)
     secret = (
         None if before is None or given.reset or run.force else read_secret(open_root(run.store_uri), before.folder)
     )
     if secret is None or any(row.deduplicated_through < 0 for row in cleaned_rows(given)):
-        return Draft(given, settings, folder, run.secret, run.secret_ms or run.now_ms, by_yield=True)
-    return Draft(given, settings, folder, *secret, by_yield=True, partial=True)
+        run = replace(run, secret_ms=run.secret_ms or run.now_ms)
+        return PartitionPlan(given, CleanPolicy(settings, by_yield=True), run)
+    run = replace(run, secret=secret[0], secret_ms=secret[1])
+    return PartitionPlan(given, CleanPolicy(settings, by_yield=True, partial=True), run)
 
 
-def build_plan(draft: Draft, run: RunContext, io_budget_bytes: int | None) -> PartitionPlan:
+def _with_budget(plan: PartitionPlan, run: RunContext, io_budget_bytes: int | None) -> PartitionPlan:
     """Return the plan of a partition. The whole partition is cleaned if the last such run is too long ago and the
     budget allows it. The plan then has the run's new key of the hashes.
     """
-    secret, secret_ms, partial = draft.secret, draft.secret_ms, draft.partial
-    limits = schedule_limits(draft.settings, io_budget_bytes)
-    if draft.is_overdue(run.now_ms) and limits.affords_all(draft.input.log_bytes):
-        secret, secret_ms, partial = run.secret, run.now_ms, False
-    policy = CleanPolicy(draft.settings, draft.erasing, draft.by_yield, partial, io_budget_bytes)
-    return PartitionPlan(draft.input, policy, replace(run, folder=draft.folder, secret=secret, secret_ms=secret_ms))
+    policy, context = replace(plan.policy, io_budget_bytes=io_budget_bytes), plan.run
+    limits = schedule_limits(policy.settings, io_budget_bytes)
+    if _is_overdue(plan) and limits.affords_all(plan.log_bytes):
+        policy, context = replace(policy, partial=False), replace(context, secret=run.secret, secret_ms=run.now_ms)
+    return PartitionPlan(plan.input, policy, context)
 
 
 def cleaned_rows(given: PartitionInput) -> list[Segment]:
@@ -142,15 +129,15 @@ def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionRe
         dry_run=options.dry_run,
     )
     links = links_in(start.state.root, PARTITIONS)
-    drafts, plans, results = list[Draft](), list[PartitionPlan](), list[PartitionResult]()
+    drafts, plans, results = list[PartitionPlan](), list[PartitionPlan](), list[PartitionResult]()
     for key in sorted(start.archive.partitions):
         draft = _draft(start, key, run, links)
         if isinstance(draft, Problem):
             results.append(PartitionResult(*key, "uncleanable", problem=draft))
         else:
             drafts.append(draft)
-    for draft, share in zip(drafts, share_budget(options.io_budget, drafts, run.now_ms), strict=True):
-        plan = build_plan(draft, run, share)
+    for draft, share in zip(drafts, share_budget(options.io_budget, drafts), strict=True):
+        plan = _with_budget(draft, run, share)
         plan_or_result = _if_due(plan, start.manifests.get(partition_key(plan.input), ()))
         if isinstance(plan_or_result, PartitionResult):
             results.append(plan_or_result)
@@ -159,16 +146,23 @@ def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionRe
     return plans, results
 
 
-def _draft(start: Start, key: Key, run: RunContext, links: Collection[str]) -> Draft | Problem:
-    """Return the draft of a partition's plan, or the problem that prevents it."""
+def _draft(start: Start, key: Key, run: RunContext, links: Collection[str]) -> PartitionPlan | Problem:
+    """Return the draft of a partition's plan, or the problem that prevents it. The partition's input is its generation
+    and what follows, or the archive if there is no generation.
+    """
     archived, checkpoint = start.archive.partitions[key], start.checkpoints.get(key)
-    given = _listing_problem(start, key, links) or _input(start, key)
+    uri, gaps = start.state.root.uri, start.listing.settings[key[0]].gaps
+    given: PartitionInput | Problem = _listing_problem(start, key, links) or (
+        input_from_archive(archived)
+        if checkpoint is None
+        else input_from_generation(archived, checkpoint, start.manifests[key], uri, gaps)
+    )
     if isinstance(given, Problem) and checkpoint and archived.segments and begins_anew(start, key, given):
         given = input_from_archive(archived, reset=True)
     if isinstance(given, Problem):
         return given
     generation = (checkpoint.generation if checkpoint else 0) + 1
-    return _drafted(start, given, run, generation_folder(*key, generation, start.run_id))
+    return _drafted(start, given, replace(run, folder=generation_folder(*key, generation, start.run_id)))
 
 
 def _listing_problem(start: Start, key: Key, links: Collection[str]) -> Problem | None:
@@ -182,22 +176,13 @@ def _listing_problem(start: Start, key: Key, links: Collection[str]) -> Problem 
     return archived.problem or archived.high_watermark_problem or archived.unread or held
 
 
-def _input(start: Start, key: Key) -> PartitionInput | Problem:
-    """Return the input of a partition: its generation and what follows, or the archive if there is no generation."""
-    archived, checkpoint = start.archive.partitions[key], start.checkpoints.get(key)
-    if checkpoint is None:
-        return input_from_archive(archived)
-    gaps = start.listing.settings[key[0]].gaps
-    return input_from_generation(archived, checkpoint, start.manifests[key], start.state.root.uri, gaps)
-
-
-def _drafted(start: Start, given: PartitionInput, run: RunContext, folder: str) -> Draft | Problem:
+def _drafted(start: Start, given: PartitionInput, run: RunContext) -> PartitionPlan | Problem:
     """Return the draft of a partition's plan, or the problem if the plan needs a key that was not given."""
     before = start.checkpoints.get(partition_key(given))
     erasing = start.erasures.plan_erasure(given, before, dry_run=run.dry_run)
     if isinstance(erasing, Problem):
         return erasing
-    return draft_plan(given, clean_settings(start.listing.settings[given.topic]), erasing, run, before, folder)
+    return _draft_plan(given, clean_settings(start.listing.settings[given.topic]), erasing, run, before)
 
 
 def restart_plan(start: Start, plan: PartitionPlan, *, checkpoints: bool) -> PartitionPlan | Problem:
@@ -207,11 +192,11 @@ def restart_plan(start: Start, plan: PartitionPlan, *, checkpoints: bool) -> Par
     archived = start.archive.partitions[partition_key(plan.input)]
     reset = plan.input.generation.next_offset is not None or plan.input.reset
     given = input_from_archive(archived, checkpoints=checkpoints, reset=reset)
-    draft = _drafted(start, given, plan.run, plan.run.folder)
-    return draft if isinstance(draft, Problem) else build_plan(draft, plan.run, None)
+    draft = _drafted(start, given, plan.run)
+    return draft if isinstance(draft, Problem) else _with_budget(draft, plan.run, None)
 
 
-def share_budget(io_budget: int | None, drafts: Sequence[Draft], now_ms: int) -> list[int | None]:
+def share_budget(io_budget: int | None, drafts: Sequence[PartitionPlan]) -> list[int | None]:
     """Return the shares of the run's budget, in bytes.
 
     Equal parts could be too small for every segment in every run. So a partition gets the bytes that it can use
@@ -222,32 +207,32 @@ def share_budget(io_budget: int | None, drafts: Sequence[Draft], now_ms: int) ->
         return [None] * len(drafts)
     left, shares = io_budget, [0] * len(drafts)
     wishes = [_wish(draft, io_budget) for draft in drafts]
-    overdue = (n for n, draft in enumerate(drafts) if draft.is_overdue(now_ms))
-    for n in sorted(overdue, key=lambda n: drafts[n].secret_ms):
-        cost = cost_of_all(drafts[n].input.log_bytes)
+    overdue = (n for n, draft in enumerate(drafts) if _is_overdue(draft))
+    for n in sorted(overdue, key=lambda n: drafts[n].run.secret_ms):
+        cost = cost_of_all(drafts[n].log_bytes)
         if cost <= left:
             shares[n], left = cost, left - cost
     for n in sorted(range(len(drafts)), key=lambda n: -wishes[n][0]):
         more = min(max(wishes[n][1] - shares[n], 0), left)
         shares[n], left = shares[n] + more, left - more
-    total = max(sum(draft.input.log_bytes for draft in drafts), 1)
-    return [share + left * draft.input.log_bytes // total for draft, share in zip(drafts, shares, strict=True)]
+    total = max(sum(draft.log_bytes for draft in drafts), 1)
+    return [share + left * draft.log_bytes // total for draft, share in zip(drafts, shares, strict=True)]
 
 
-def _wish(draft: Draft, io_budget: int) -> tuple[float, int]:
+def _wish(draft: PartitionPlan, io_budget: int) -> tuple[float, int]:
     """Return two estimates for a run by yield without a budget, from facts known before the run: the share of dead
     bytes in the segments to rewrite, and the maximum of bytes to move.
     """
-    if not draft.partial:
+    if not draft.policy.partial:
         return 0.0, 0
     rows = cleaned_rows(draft.input)
     older = older_segments(rows, [row.superseded for row in rows])
-    taken = choose(older, schedule_limits(draft.settings, None)).reason != KEPT
+    taken = choose(older, schedule_limits(draft.policy.settings, None)).reason != KEPT
     cost = estimate_cost(older.size_bytes[taken])
     if cost.max(initial=0) > io_budget:
         _LOG.warning(
             "%s: a segment waits that --io-budget %d never suffices for: it may take %d bytes",
-            draft.input.name, io_budget, cost.max(),
+            draft.name, io_budget, cost.max(),
         )  # fmt: skip
     return float(older.dead_records[taken].sum() / max(older.records[taken].sum(), 1)), int(cost.sum())
 
@@ -270,7 +255,7 @@ def _held(archived: ArchivedPartition) -> Problem:
 
 def _may_expire(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
     """Return whether retention may delete the first segment, as far as is known without reading it."""
-    if not plan.policy.settings.retention.has_limit or not plan.input.segments:
+    if not plan.policy.settings.has_limit or not plan.input.segments:
         return False
     row = _first_row(plan, manifest)
     return row is None or may_expire(plan, with_first(plan, row))

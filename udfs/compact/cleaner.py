@@ -1,4 +1,5 @@
-"""Kafka's rules for cleaning as pure functions: what is cleanable, due, grouped, retained (COMPACTION.md, "Rules").
+"""Kafka's rules for cleaning as pure functions: what is cleanable, due, grouped, retained (COMPACTION.md, "Rules"); and
+those of retention, which removes whole segments from the oldest on (KAFKA.md, "Retention").
 
 These functions read no file. They take segments as arrays, one element a segment, ascending by base offset, and batches
 as BATCH rows. `decide_kernels` decides about single records.
@@ -6,8 +7,8 @@ as BATCH rows. `decide_kernels` decides about single records.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from lastkey.logformat.layout import (
 )
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.compact.verdicts import DELETE, DELETE_EMPTY, RETAIN_EMPTY
+from lastkey.udfs.segments import Expired, Reason
 
 OWN_CODEC: Final = -1  # a batch keeps its codec
 NO_LEGACY_HORIZON: Final = -(2**63)  # no segment is clean yet, so legacy tombstones stay in files of any age
@@ -43,6 +45,12 @@ class SegmentTimes:
         timestamp.
         """
         return np.where(self.max_timestamp >= 0, self.max_timestamp, self.mtime_ms)
+
+    def with_young_rest(self) -> SegmentTimes:
+        """Return the facts as if all segments but the first were young, because their times are unknown."""
+        largest = np.full(len(self.base_offset), 2**63 - 1, np.int64)
+        largest[:1] = self.largest_timestamp()[:1]
+        return replace(self, max_timestamp=largest)
 
 
 @dataclass(frozen=True)
@@ -178,6 +186,58 @@ def group_segments_by_size(
         groups.append(range(start, end))
         start = end
     return groups
+
+
+def expired_segments(
+    segments: SegmentTimes,
+    *,
+    retention_ms: int,
+    retention_bytes: int,
+    log_start_offset: int,
+    now_ms: int,
+    last_may_go: bool,
+) -> dict[Reason, int]:
+    """Return the number of segments that each rule removes, in the order of UnifiedLog.deleteOldSegments.
+    Without a limit it removes none, not even those below the log start: no setting asks for that, and there they do no
+    harm.
+
+    retention_ms, retention_bytes: -1: no limit; last_may_go: whether no batch will be appended to the last segment; an
+    empty last segment stays even then.
+    """
+    if max(retention_ms, retention_bytes) < 0:
+        return {"log_start": 0, "size": 0, "time": 0}
+    n = len(segments.base_offset)
+    may_go = n if last_may_go and n and segments.size[-1] > 0 else max(n - 1, 0)
+    by_start = min(int(np.searchsorted(segments.base_offset[1:], log_start_offset, "right")), may_go)
+    left = slice(by_start, may_go)
+    by_size = 0
+    too_much = int(segments.size[by_start:].sum()) + segments.bytes_above - retention_bytes
+    if retention_bytes >= 0 and too_much >= 0:
+        by_size = int(np.searchsorted(np.cumsum(segments.size[left]), too_much, "right"))
+    left = slice(by_start + by_size, may_go)
+    by_time = 0
+    if retention_ms >= 0:
+        young = np.flatnonzero(now_ms - segments.largest_timestamp()[left] <= retention_ms)
+        by_time = int(young[0]) if len(young) else may_go - left.start
+    return {"log_start": by_start, "size": by_size, "time": by_time}
+
+
+def summarize_expired(
+    by_rule: Mapping[Reason, int], segments: Sequence[tuple[int, int, int, int]], bytes_above: int
+) -> tuple[Expired, ...]:
+    """Return the segments that each rule removed.
+
+    segments: (base offset, end of its range, records, bytes) of the removed ones, in order.
+    """
+    out, first = [], 0
+    for reason, n in by_rule.items():
+        rows = segments[first : first + n]
+        first += n
+        if rows:
+            records, size = sum(row[2] for row in rows), sum(row[3] for row in rows)
+            above = bytes_above if reason == "size" else 0
+            out.append(Expired(reason, rows[0][0], rows[-1][1], n, records, size, above))
+    return tuple(out)
 
 
 @dataclass(frozen=True)

@@ -58,16 +58,18 @@ RunStages = Callable[[LargePartition], Iterable[RewrittenGroup | Problem]]
 def compact_partition(plan: PartitionPlan) -> PartitionResult:
     """Compact one partition. Return every error as a result, except OSError for a full disk."""
     clock = Clock()
-    done = attempt(plan.name, lambda: _compact_if_due(plan, clock))
-    if isinstance(done, Problem):
-        result = PartitionResult(plan.input.topic, plan.input.partition, "uncleanable", problem=done)
-    else:
-        result = done
-    if result.status == "uncleanable":
-        remove_folder(plan)
+    result = as_result(plan, attempt(plan.name, lambda: _compact_if_due(plan, clock)))
     step("partition done")
     work = replace(result.work, seconds=clock.seconds, peak_memory_bytes=peak_memory())
     return replace(result, work=work)
+
+
+def as_result(plan: PartitionPlan, done: PartitionResult | Problem) -> PartitionResult:
+    """Return the result of a compaction; for a problem that of an uncleanable partition, whose folder is removed."""
+    if isinstance(done, PartitionResult):
+        return done
+    remove_folder(plan)
+    return PartitionResult(plan.input.topic, plan.input.partition, "uncleanable", problem=done)
 
 
 def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:

@@ -42,7 +42,6 @@ from lastkey.udfs.compact.clean.deciders import (
     ErasedKeys,
     KeyTable,
     PendingKeys,
-    TooManyKeys,
     known_from,
     last_offset_decider,
     list_pending_keys,
@@ -202,8 +201,7 @@ class _KeysBehind:
             except LogFormatError as error:
                 raise KeysLost from error
             self.bytes_read += keys.nbytes
-            if not self.table.enter(keys):
-                raise TooManyKeys
+            self.table.enter(keys)
 
 
 def _neighbours(numbers: Sequence[int]) -> list[list[int]]:

@@ -11,7 +11,6 @@ from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer
 from lastkey.logformat.layout import CODEC_NAMES, DEFAULT_LEVELS, MAX_SEGMENT_BYTES, Levels
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.compact.cleaner import CleanableRange, Compression
-from lastkey.udfs.compact.retention import RetentionLimits
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import Expired, LastBatch, ReadFile, SideFile
@@ -77,9 +76,9 @@ class CleanSettings:
         return Compression(CODEC_NAMES.index(self.compression_type), self.levels, self.recompress)
 
     @property
-    def retention(self) -> RetentionLimits:
-        """Limits of retention by time and size."""
-        return RetentionLimits(self.retention_ms, self.retention_bytes)
+    def has_limit(self) -> bool:
+        """True if retention has a limit by time or size."""
+        return max(self.retention_ms, self.retention_bytes) >= 0
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,10 @@ from lastkey.logformat.schemas import select
 from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_chunk
 from lastkey.udfs.compact.clean.deciders import grown
-from lastkey.udfs.compact.cleaner import CleanableRange, Rules
+from lastkey.udfs.compact.cleaner import CleanableRange, Rules, summarize_expired
 from lastkey.udfs.compact.compact_partition import clean_all
 from lastkey.udfs.compact.passes import Clock
 from lastkey.udfs.compact.plan import CleanPolicy, Extent, PartitionPlan, PartitionResult
-from lastkey.udfs.compact.retention import summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.due import collect_times, expired
 from lastkey.udfs.compact.scan.scan_partition import (

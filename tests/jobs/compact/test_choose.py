@@ -8,11 +8,19 @@ from typing import get_args
 
 import pytest
 
-from lastkey.jobs.compact.plan_partitions import Draft, share_budget
+from lastkey.jobs.compact.plan_partitions import share_budget
 from lastkey.jobs.compact.waves import choose_ways, count_large_partitions
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionInput, PartitionPlan, SplitBy
+from lastkey.udfs.compact.plan import (
+    CleanPolicy,
+    CleanSettings,
+    Limits,
+    PartitionInput,
+    PartitionPlan,
+    RunContext,
+    SplitBy,
+)
 from tests.builders.folders import Archived, make_plan
 from tests.builders.plans import changed
 from tests.reference.cleaner import Settings
@@ -93,24 +101,26 @@ def test_budget_prefers_dead_records_and_affordable_full_runs() -> None:
     }  # bytes of the segment that is worth it, and its dead share
     full = 30 * 86_400_000
 
-    def drafts(**overdue: int) -> list[Draft]:
+    def drafts(**overdue: int) -> list[PartitionPlan]:
         inputs = [
             PartitionInput("t", n, (_row(*of), Segment("/none", "t-0/9.log", 9, 20 - of[0], 0)), 0, 9)
             for n, of in dead.items()
         ]
         return [
-            Draft(
-                shares, CleanSettings(), "", (0, 0), overdue.get(f"p{shares.partition}", 1), by_yield=True, partial=True
+            PartitionPlan(
+                shares,
+                CleanPolicy(CleanSettings(), by_yield=True, partial=True),
+                RunContext("", full, Limits(), (0, 0), overdue.get(f"p{shares.partition}", 1)),
             )
             for shares in inputs
         ]
 
     def shares(*, io_budget: int, **overdue: int) -> list[int | None]:
-        return share_budget(io_budget, drafts(**overdue), full)
+        return share_budget(io_budget, drafts(**overdue))
 
     assert shares(io_budget=100) == [40, 60, 0, 0]
     assert shares(io_budget=109) == [49, 60, 0, 0]
     assert shares(io_budget=169) == [70, 70, 19, 10]
     assert shares(io_budget=100, p3=0) == [0, 20, 0, 80]  # 20 bytes, read twice, written, and read back
     assert shares(io_budget=70, p3=0) == [10, 60, 0, 0]
-    assert share_budget(None, drafts(), full) == [None] * 4
+    assert share_budget(None, drafts()) == [None] * 4

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastkey.udfs.compact.cleaner import SegmentTimes
+from lastkey.udfs.compact.cleaner import SegmentTimes, expired_segments
 from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.compact.retention import RetentionLimits, expired_segments, may_take_any
 from tests.builders.damage import build
 from tests.builders.folders import Archived, archived_at, compact, golden_plan
 from tests.builders.plans import changed
@@ -38,11 +37,11 @@ def logs(draw):
     return rows, draw(st.integers(bases[0], 60))
 
 
-def twin(rows, log_start, limits, last_may_go, above):
+def twin(rows, log_start, retention_ms, retention_bytes, last_may_go, above):
     """Count the removed segments as UnifiedLog.deleteOldSegments does, segment by segment; Kafka's own last segment
     goes only if nothing appends to it.
     """
-    if limits.retention_ms < 0 and limits.retention_bytes < 0:
+    if retention_ms < 0 and retention_bytes < 0:
         return {"log_start": 0, "size": 0, "time": 0}  # ours: a compaction alone leaves segments below the log start
     left, out = list(rows), {}
 
@@ -57,11 +56,11 @@ def twin(rows, log_start, limits, last_may_go, above):
             out[reason] += 1
 
     walk("log_start", lambda _, following: following is not None and following[0] <= log_start)
-    too_much = sum(row[1] for row in left) + above - limits.retention_bytes  # no segment above the high watermark goes
+    too_much = sum(row[1] for row in left) + above - retention_bytes  # no segment above the high watermark goes
 
     def by_size(row, _):
         nonlocal too_much
-        if limits.retention_bytes < 0 or too_much - row[1] < 0:
+        if retention_bytes < 0 or too_much - row[1] < 0:
             return False
         too_much -= row[1]
         return True
@@ -72,7 +71,7 @@ def twin(rows, log_start, limits, last_may_go, above):
         walk("size", by_size)
     walk(
         "time",
-        lambda row, _: limits.retention_ms >= 0 and NOW_MS - (row[2] if row[2] >= 0 else row[3]) > limits.retention_ms,
+        lambda row, _: retention_ms >= 0 and NOW_MS - (row[2] if row[2] >= 0 else row[3]) > retention_ms,
     )
     return out
 
@@ -86,15 +85,17 @@ def segment_times(rows, above) -> SegmentTimes:
 def test_expired_segments_equal_those_of_kafka(log, retention_ms, retention_bytes, last_may_go, above):
     last_may_go = last_may_go and not above
     rows, log_start = log
-    limits = RetentionLimits(retention_ms, retention_bytes)
-    arguments = {"log_start_offset": log_start, "now_ms": NOW_MS, "last_may_go": last_may_go}
-    expected = twin(rows, log_start, limits, last_may_go, above)
-    assert expired_segments(segment_times(rows, above), limits, **arguments) == expected
+    limits = {"retention_ms": retention_ms, "retention_bytes": retention_bytes, "last_may_go": last_may_go}
+    arguments = {"log_start_offset": log_start, "now_ms": NOW_MS, **limits}
+    expected = twin(rows, log_start, retention_ms, retention_bytes, last_may_go, above)
+    assert expired_segments(segment_times(rows, above), **arguments) == expected
     rows = [*rows, (100, above, NOW_MS, NOW_MS)] if above else rows  # as in the listing
-    may = may_take_any(segment_times(rows, 0), limits, **arguments)
+    by_first = expired_segments(segment_times(rows, 0).with_young_rest(), **arguments)
+    may = any(by_first.values())
     assert may == any(expected.values()) or (above and may)  # the function does not know the high watermark
     larger = [rows[0], *((r[0], r[1] + 5, *r[2:]) for r in rows[1:])]  # listed sizes of segments that are read in part
-    assert may_take_any(segment_times(larger, 0), limits, **arguments) or not any(expected.values())
+    by_first = expired_segments(segment_times(larger, 0).with_young_rest(), **arguments)
+    assert any(by_first.values()) or not any(expected.values())
 
 
 # -- whole partitions

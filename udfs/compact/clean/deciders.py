@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -40,7 +40,6 @@ from lastkey.udfs.compact.clean.key_kernels import (
     mark_last_offsets,
     mark_others,
     mark_survivors,
-    offsets_of_others,
     rehash,
 )
 from lastkey.udfs.compact.clean.winner_kernels import (
@@ -84,6 +83,25 @@ class _GrowingTable:
         self.slots = self.slots if larger is None else larger
         return larger is not None
 
+    def _take(self, kernel: Any, run: Run, given: Any, out: np.ndarray, left: int) -> int:
+        """Take the first `left` records of a run, from last to first, and enlarge the table as needed.
+
+        Return how many records are left: 0, unless the table is full and may not grow. Then clear() makes room.
+        """
+        while left:
+            self.used, left = kernel(run, given, self.slots, self.used, out, left)
+            if left and not self._grow():
+                break
+        return left
+
+    def _enter_all(self, kernel: Any, n: int, *columns: np.ndarray) -> None:
+        """Enter n rows of columns. Raises TooManyKeys."""
+        done = 0
+        while done < n:
+            self.used, done = kernel(*columns, self.slots, self.used, done)
+            if done < n and not self._grow():
+                raise TooManyKeys
+
 
 class KeyTable(_GrowingTable):
     """A table of keys."""
@@ -91,26 +109,12 @@ class KeyTable(_GrowingTable):
     DTYPE, LEAST_SLOTS = SLOT, 1 << 16
 
     def mark(self, run: Run, first_dirty_offset: int, may_stay: np.ndarray, left: int) -> int:
-        """Mark the last records of each key (`mark_last_offsets`) among the first `left` records of a run; enlarge the
-        table as needed.
+        """Mark the last records of each key (`mark_last_offsets`) among the first `left` of a run; see `_take`."""
+        return self._take(mark_last_offsets, run, first_dirty_offset, may_stay, left)
 
-        Returns how many records are left: 0, unless the table is full and may not grow. Then clear() makes room for
-        43,690 keys at least.
-        """
-        while left:
-            self.used, left = mark_last_offsets(run, first_dirty_offset, self.slots, self.used, may_stay, left)
-            if left and not self._grow():
-                break
-        return left
-
-    def enter(self, keys: np.ndarray) -> bool:
-        """Enter SLOT[n]; return False if they do not all fit."""
-        done = 0
-        while done < len(keys):
-            self.used, done = enter_keys(keys, self.slots, self.used, done)
-            if done < len(keys) and not self._grow():
-                return False
-        return True
+    def enter(self, keys: np.ndarray) -> None:
+        """Enter SLOT[n]. Raises TooManyKeys."""
+        self._enter_all(enter_keys, len(keys), keys)
 
     def keys(self) -> np.ndarray:
         """Return the keys that it holds: SLOT[used]."""
@@ -125,11 +129,7 @@ class LastOffsets(_GrowingTable):
 
     def enter(self, keys: np.ndarray, offsets: np.ndarray) -> None:
         """Enter SLOT[n] with int64[n]. Raises TooManyKeys."""
-        done = 0
-        while done < len(keys):
-            self.used, done = enter_offsets(keys, offsets, self.slots, self.used, done)
-            if done < len(keys) and not self._grow():
-                raise TooManyKeys
+        self._enter_all(enter_offsets, len(keys), keys, offsets)
 
     def are_last(self, keys: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Return bool[n]: whether each of SLOT[n] with int64[n] is the last one of its key."""
@@ -240,16 +240,8 @@ class Winners(_GrowingTable):
     DTYPE, LEAST_SLOTS = WINNER, 1 << 15
 
     def enter(self, run: Run, versions: np.ndarray, wins: np.ndarray, left: int) -> int:
-        """Enter the first `left` records of a run, from last to first, and mark in `wins` those that win so far
-        (`enter_winners`).
-
-        Returns how many records are left: 0, unless the table is full and may not grow. Then clear() makes room.
-        """
-        while left:
-            self.used, left = enter_winners(run, versions, self.slots, self.used, wins, left)
-            if left and not self._grow():
-                break
-        return left
+        """Enter the first `left` records of a run; mark in `wins` those that win (`enter_winners`); see `_take`."""
+        return self._take(enter_winners, run, versions, wins, left)
 
 
 def read_versions(run: Run, plan: PartitionPlan) -> np.ndarray:
@@ -264,9 +256,14 @@ def read_versions(run: Run, plan: PartitionPlan) -> np.ndarray:
         versions_by_header(run, name, versions)
     versions[run.spans["null_key"]] = NO_VERSION
     if len(run.batches) and run.batches["base_offset"][0] < plan.input.log_start_offset:
-        offsets = np.repeat(run.bodies["base_offset"], run.bodies["n_records"]) + run.spans["offset_delta"]
-        versions[offsets < plan.input.log_start_offset] = NO_VERSION - 1
+        versions[_offsets(run) < plan.input.log_start_offset] = NO_VERSION - 1
     return versions
+
+
+def _offsets(run: Run) -> np.ndarray:
+    """Return int64[len(run.spans)]: the offset of each record."""
+    offsets: np.ndarray = np.repeat(run.bodies["base_offset"], run.bodies["n_records"]) + run.spans["offset_delta"]
+    return offsets
 
 
 def key_runs(
@@ -315,9 +312,8 @@ class ErasedKeys:
         """Mark the records that stay, in stays: bool[len(run.spans)]."""
         mark_others(run, self._table, stays)
         if not stays.all():
-            out = np.empty(len(stays), np.int64)
-            n = offsets_of_others(run, stays, out)
-            self._removed.append(_joined(np.stack([out[:n], out[:n]], axis=1)))
+            removed = _offsets(run)[~stays]
+            self._removed.append(_joined(np.stack([removed, removed], axis=1)))
 
     def ranges(self) -> np.ndarray:
         """Return the offsets of the removed records, as rising ranges: int64[n, 2], first and last of each."""

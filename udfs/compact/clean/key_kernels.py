@@ -194,20 +194,6 @@ def mark_others(run: Run, table: np.ndarray, stays: np.ndarray) -> None:
 
 
 @kernel
-def offsets_of_others(run: Run, stays: np.ndarray, out: np.ndarray) -> int:
-    """Write the offsets of the records that do not stay to out: int64[len(spans)]; return their number."""
-    bodies, spans = run.bodies, run.spans
-    n = 0
-    for i in range(bodies.shape[0]):
-        first = bodies[i].first_span
-        for row in range(first, first + bodies[i].n_records):
-            if not stays[row]:
-                out[n] = bodies[i].base_offset + spans[row].offset_delta
-                n += 1
-    return n
-
-
-@kernel
 def collect_survivors(run: Run, may_stay: np.ndarray, keys: np.ndarray, offsets: np.ndarray) -> int:
     """Collect the records of a run that are the last of their key, from the last record to the first; return their
     number. Records without key are none of them.

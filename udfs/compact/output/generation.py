@@ -26,7 +26,7 @@ from lastkey.logformat.side_files.checkpoints import EpochEntry
 from lastkey.logformat.side_files.producer_state import ProducerState
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.deciders import PendingKeys, list_pending_keys, with_pending
-from lastkey.udfs.compact.cleaner import first_dirty_offset
+from lastkey.udfs.compact.cleaner import first_dirty_offset, summarize_expired
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.segment_output import (
     GroupOutput,
@@ -45,7 +45,6 @@ from lastkey.udfs.compact.plan import (
     Work,
     chunk_buffer,
 )
-from lastkey.udfs.compact.retention import summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis
 from lastkey.udfs.compact.scan.due import expired, listed_times
 from lastkey.udfs.compact.scan.facts_files import write_secret

@@ -329,11 +329,8 @@ class GroupOutput:
     def finish(self, digest: int, buffer: ChunkBuffer) -> list[Segment]:
         """Close the segments, write their indexes, and read them back. digest: of the rebuilt records of all."""
         if not self._outputs:
-            none = _NONE
-            return [
-                written_segment(group, "", np.concatenate([none, *rows]), 0, (0, 0, 0))
-                for group, rows in zip(self._groups, self._rows, strict=True)
-            ]
+            parts = zip(self._groups, self._rows, strict=True)
+            return [written_segment(group, rows=np.concatenate([_NONE, *rows])) for group, rows in parts]
         segments, digest_read = [], 0
         for output, group in zip(self._outputs, self._groups, strict=True):
             segment, of_segment = self._finish(output, group, buffer)

@@ -163,7 +163,7 @@ def _retention_held_back(
 ) -> tuple[HeldBack, ...]:
     """Return the rules by which retention leaves the segments from number `first` on, if the policy asks for any."""
     settings = plan.policy.settings
-    if plan.policy.erasing is not None or (settings.compacts and not settings.retention.has_limit):
+    if plan.policy.erasing is not None or (settings.compacts and not settings.has_limit):
         return ()
     return retention_held_back(plan, collect_times(scans), [s.path for s in scans], first=first, active=active)
 

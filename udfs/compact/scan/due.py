@@ -19,7 +19,6 @@ from lastkey.logformat.side_files.producer_state import ProducerState
 from lastkey.udfs.compact import cleaner
 from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules, SegmentTimes
 from lastkey.udfs.compact.plan import CleanedLog, Extent, PartitionPlan, PartitionResult
-from lastkey.udfs.compact.retention import expired_segments, may_take_any
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.segments import Reason, SegmentScan
 
@@ -45,10 +44,11 @@ def listed_times(segments: Sequence[Segment], bytes_above: int = 0) -> SegmentTi
 
 def expired(plan: PartitionPlan, segments: SegmentTimes, sealed: bool, *, by_size: bool = True) -> dict[Reason, int]:
     """Return the number of segments that retention removes, by rule. by_size: False ignores sizes."""
-    limits = plan.policy.settings.retention
-    return expired_segments(
+    settings = plan.policy.settings
+    return cleaner.expired_segments(
         segments,
-        limits if by_size else replace(limits, retention_bytes=-1),
+        retention_ms=settings.retention_ms,
+        retention_bytes=settings.retention_bytes if by_size else -1,
         log_start_offset=plan.input.log_start_offset,
         now_ms=plan.run.now_ms,
         last_may_go=sealed,
@@ -198,19 +198,19 @@ def retention_held_back(
 
     active: base of the active segment, or the log end.
     """
-    limits, bases = plan.policy.settings.retention, segments.base_offset
-    if not limits.has_limit:
+    settings, bases = plan.policy.settings, segments.base_offset
+    if not settings.has_limit:
         return (HeldBack("no_retention"),)
     if first >= len(bases) or bases[first] >= active:
         return (HeldBack("active_segment", int(bases[first]), paths[first]),) if first < len(bases) else ()
     where, out = (int(bases[first]), paths[first]), list[HeldBack]()
-    if limits.retention_ms >= 0:
-        newest, ms = int(segments.largest_timestamp()[first]), limits.retention_ms
+    if settings.retention_ms >= 0:
+        newest, ms = int(segments.largest_timestamp()[first]), settings.retention_ms
         age = plan.run.now_ms - newest
         out.append(HeldBack("retention.ms", *where, newest, newest + ms, limit=ms, found=age, now_ms=plan.run.now_ms))
-    if limits.retention_bytes >= 0:
+    if settings.retention_bytes >= 0:
         held = int(segments.size[first:].sum()) + segments.bytes_above
-        out.append(HeldBack("retention.bytes", *where, found=held, limit=limits.retention_bytes))
+        out.append(HeldBack("retention.bytes", *where, found=held, limit=settings.retention_bytes))
     return tuple(out)
 
 
@@ -245,13 +245,7 @@ def may_expire(plan: PartitionPlan, segments: SegmentTimes) -> bool:
     closed = plan.input.segments if plan.run.sealed else plan.input.segments[:-1]
     if any(s.size_bytes and s.min_timestamp_ms < plan.oldest_ms for s in closed):
         return True
-    return may_take_any(
-        segments,
-        plan.policy.settings.retention,
-        log_start_offset=plan.input.log_start_offset,
-        now_ms=plan.run.now_ms,
-        last_may_go=plan.run.sealed,
-    )
+    return any(expired(plan, segments.with_young_rest(), plan.run.sealed).values())
 
 
 def not_due(
