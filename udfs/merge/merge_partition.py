@@ -14,7 +14,6 @@ batches are in temporary files, 96 bytes a batch.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
@@ -26,7 +25,6 @@ import numpy as np
 from lastkey.logformat import names
 from lastkey.logformat.batches.chunks import NO_END
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
-from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files import checkpoints, producer_snapshot
 from lastkey.logformat.storage.io_counts import listener_of_thread, listening
 from lastkey.udfs.merge.aborted import AbortedTransactions
@@ -42,7 +40,7 @@ from lastkey.udfs.merge.copies import (
 )
 from lastkey.udfs.merge.lineage import Chain, Lineage, build_chain, confirmed_epochs, decide, is_of_another_log
 from lastkey.udfs.merge.survey import Survey, survey
-from lastkey.udfs.merge.write_log import LogWriter
+from lastkey.udfs.merge.write_log import LogWriter, NewSegment
 from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.ranges import Ranges, without
 from lastkey.udfs.reindex.segment import ReindexTask, SegmentOutcome, reindex_segments
@@ -51,7 +49,7 @@ from lastkey.udfs.reindex.write import FileReport, Target
 from lastkey.udfs.storage import Root, exists, flush_whole, flushing, make_folder, open_root, read_file, write_file
 
 _THREADS = 4  # copies, or written segments, that are read at a time
-_WINDOWS = 4  # chosen windows that wait for the writer
+_WAITING = 8  # segments that are planned and not yet written
 _SAMPLE = 200  # batches that are looked for in other copies
 _MOST_NAMED = 20  # conflicts that become problems
 
@@ -91,41 +89,37 @@ def _merge(task: MergeTask, out: MergedPartition) -> None:
         return
     output = make_folder(open_root(task.output_uri), task.folder)
     with ThreadPoolExecutor(_THREADS) as pool:
-        read_back = _ReadBack(task, output, pool)
+        writes = _Writes(task, output, pool)
         primary, segment_bytes = plan.ranks.index(0), task.settings.segment_bytes
-        with closing(LogWriter(output, task.folder, plan.streams, primary, segment_bytes, read_back.submit)) as writer:
+        with closing(LogWriter(output, task.folder, plan.streams, primary, segment_bytes, writes.submit)) as writer:
             _choose(task, plan, writer, out)
             if out.refused:
                 return
-            segments = writer.finish_log(out.next_offset)
-        out.segments = len(segments)
-        out.log_start_offset = max(out.log_start_offset, segments[0].base_offset)
-        outcomes = read_back.outcomes()
+            bases = writer.finish(out.next_offset)
+        out.segments = len(bases)
+        out.log_start_offset = max(out.log_start_offset, bases[0])
+        outcomes = writes.outcomes()
     _write_side_files(task, plan, output, outcomes, out)
 
 
 def _choose(task: MergeTask, plan: _Decisions, writer: LogWriter | None, out: MergedPartition) -> None:
-    """Choose batches; another thread hands them to the writer, in order."""
+    """Choose batches, and hand them to the writer in order."""
     found, taken = ChoiceFindings(), _Taken(plan, out)
-    writes: deque[Future[None]] = deque()
-    with ThreadPoolExecutor(1) as pool:
-        for rows in choose(plan.streams, plan.lineage.chain, plan.ranks, task.settings.window_batches, found):
-            if found.conflicts:
-                break
-            epochs = taken.add(rows)
-            if writer is not None:
-                writes.append(pool.submit(writer.write, rows, epochs))
-            if len(writes) > _WINDOWS:
-                writes.popleft().result()
-        for write in writes:
-            write.result()
+    for rows in choose(plan.streams, plan.lineage.chain, plan.ranks, task.settings.window_batches, found):
+        if found.conflicts:
+            break
+        epochs = taken.add(rows)
+        if writer is not None:
+            writer.write(rows, epochs)
     _report_found(plan, found, out)
     if not out.refused:
         taken.finish()
 
 
-class _ReadBack:
-    """Reads written segments back while others are written: checks them, makes their indexes, flushes the files."""
+class _Writes:
+    """Writes segments while others are planned, several at a time, and reads each back: checks it, makes its indexes,
+    flushes the files.
+    """
 
     def __init__(self, task: MergeTask, output: Root, pool: ThreadPoolExecutor) -> None:
         self.output, self.pool, self.folder = output, pool, task.folder
@@ -133,11 +127,14 @@ class _ReadBack:
         self.settings = task.settings
         self.jobs: list[Future[list[SegmentOutcome]]] = []
 
-    def submit(self, segment: Segment, following: int | None) -> None:
-        """Begin with a segment. following: base offset of the next one."""
-        self.jobs.append(self.pool.submit(self._read, segment, following))
+    def submit(self, new: NewSegment, following: int | None) -> None:
+        """Begin with a segment; wait if too many are not done. following: base offset of the next one."""
+        self.jobs.append(self.pool.submit(self._write, new, following))
+        if len(self.jobs) > _WAITING:
+            self.jobs[-1 - _WAITING].result()
 
-    def _read(self, segment: Segment, following: int | None) -> list[SegmentOutcome]:
+    def _write(self, new: NewSegment, following: int | None) -> list[SegmentOutcome]:
+        segment = new.write()
         with flushing(self.output, segment.path):
             return reindex_segments(ReindexTask(self.target, self.folder, (segment,), self.settings, following))
 
