@@ -45,6 +45,7 @@ from lastkey.jobs.command.option_groups import (
 )
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import TopicFilter
+from lastkey.logformat.storage.regular_files import read_ahead
 
 
 @declared
@@ -243,6 +244,11 @@ class MergeOptions(WithFolders, WithEngine):
         group="Output",
         note="Reads all copies",
     )
+
+    def read_ahead(self) -> None:
+        """Begin to read the copies, if no topic is left out."""
+        if not (self.topics.include or self.topics.exclude):
+            read_ahead(self.archives)
 
 
 @declared
