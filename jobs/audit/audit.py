@@ -1,15 +1,24 @@
-"""Frame of every audit: tables, sources, the reading of what is new, the report."""
+"""Frame of every audit: tables, sources, the reading of what is new, the answers to a question, the report.
+
+Tasks answer a question from `audit_entries`: one commit puts the files of a result table. The fingerprint of a unit
+covers all inputs that its rows depend on: the reads of its sources, the options, and other inputs that an audit names.
+Rows of units whose fingerprint has not changed are kept.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from lastkey.jobs.archive.places import Place, check_apart
-from lastkey.jobs.audit.records import Gathered, ReadSettings, gather
+from lastkey.jobs.audit.records import Gathered, ReadRange, ReadSettings, gather
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import AuditedLogs, list_source
 from lastkey.jobs.command.progress import Progress
@@ -19,16 +28,27 @@ from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import spark_workers
 from lastkey.jobs.spark.workers import SparkTasks
-from lastkey.jobs.store.audits import audit_secret, check_files
+from lastkey.jobs.store.audits import audit_secret, check_files, commit_results, result_files, results_folder
+from lastkey.jobs.store.commit_file import DataFile
 from lastkey.jobs.store.minutes import uri_for_spark
+from lastkey.jobs.store.paths import AUDIT_ENTRIES, table_folder
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
+from lastkey.udfs.audit.answers import AnswerFile, Asked, Fingerprints, Question, answer, fingerprints_in, keep
 from lastkey.udfs.audit.entries import Cuts
+from lastkey.udfs.audit.runs import ALL_PARTITIONS, Shown, Sides, Unit, ranges
 
 MOST: Final = 20  # rows of a table of the report; the tables of the store have all
 _FEW_BYTES: Final = 256 << 20  # size of logs for which the JVM starts only briefly
+_MOST_ROWS: Final = 2_000_000  # rows of a task, which needs 200 bytes for each
 O = TypeVar("O", bound=AuditOptions)  # noqa: E741
 R = TypeVar("R", bound=AuditReport)
+Part = tuple[int, ReadRange]  # side, and what its source shows
+Parts = Mapping[Unit, Sequence[Part]]
+Side = tuple[str, Mapping[str, str] | None]  # a source, and its topics -> their names among the units; None: their own
+
+
+More = Callable[[Asked, Sequence[AnswerFile]], list[AnswerFile]]
 
 
 class Audit(ABC, Generic[O, R]):
@@ -90,3 +110,74 @@ class Audit(ABC, Generic[O, R]):
                 raise
             report.seconds["ask"] = time.perf_counter() - at
         return report
+
+    # -- answers
+
+    def parts_by_unit(self, sides: Sequence[Side], spread: Collection[str] = ()) -> dict[Unit, list[Part]]:
+        """Return what the sources show of each unit. spread: topics that are compared as a whole."""
+        out: dict[Unit, list[Part]] = {}
+        for part in self.found.parts:
+            for number, (source, names) in enumerate(sides):
+                topic = part.read.topic if names is None else names.get(part.read.topic)
+                if part.source == source and topic is not None:
+                    unit = topic, ALL_PARTITIONS if topic in spread else part.read.partition
+                    out.setdefault(unit, []).append((number, part))
+        return out
+
+    def answer(
+        self, table: str, question: Question, parts: Parts, extra: Mapping[Unit, object], more: More = lambda *_: []
+    ) -> tuple[Any, list[Any]]:
+        """Answer a question, and put the files in place of those of the last audit. Return the summary of all rows, and
+        what else the tasks returned.
+
+        extra: other inputs of a unit's rows. more: writes more rows of the units that are answered.
+        """
+        root, below = self.state.root.uri, f"{table_folder(table)}/"
+        fingerprints = {unit: _fingerprint(parts.get(unit, ()), extra.get(unit)) for unit in sorted({*parts, *extra})}
+        every = Asked(_sides(root, {}), question, below + results_folder(question.source), fingerprints)
+        same, kept = self._kept(below, result_files(self.state, table, question.source), every)
+        new = {unit: text for unit, text in fingerprints.items() if unit not in same}
+        asked = replace(every, sides=_sides(root, {unit: parts.get(unit, ()) for unit in new}), fingerprints=new)
+        self.report.partitions_answered, self.report.partitions_kept = len(new), len(same)
+        fresh = list[AnswerFile]()
+        if new or not kept:
+            n_rows = sum(part.read.entries for unit in new for _, part in parts.get(unit, ()))
+            fresh = self.workers.run(partial(answer, asked), ranges(n_rows, _MOST_ROWS), self.report.job)
+        files = [*fresh, *kept, *more(asked, fresh)]
+        written = [DataFile.counted(one.path.removeprefix(below), one.size, one.rows) for one in files if one.size]
+        old = {one.path.removeprefix(below) for one in files if not one.size}
+        commit_results(self.state, table, question.source, question.schema, written, old)
+        return question.merged([one.summary for one in files]), [one.more for one in fresh]
+
+    def _kept(self, below: str, names: Sequence[str], every: Asked) -> tuple[Fingerprints, list[AnswerFile]]:
+        """Keep the rows of units that have not changed, unless a file of the last answer is lost or damaged. Return
+        these units, and the files.
+        """
+        earlier = {below + name: fingerprints_in(self.state.root.uri, below + name) for name in names}
+        known = defaultdict[Unit, set[str]](set)
+        for units in earlier.values():
+            if units is None:
+                return {}, []
+            for unit, text in units.items():
+                known[unit].add(text)
+        same = {unit: text for unit, text in every.fingerprints.items() if known[unit] == {text}}
+        paths = [path for path, units in earlier.items() if not same.keys().isdisjoint(units or ())]
+        task = partial(keep, replace(every, fingerprints=same))
+        kept = self.workers.run(task, paths, "audit: unchanged results")
+        files = [one for one in kept if one is not None]
+        return (same, files) if len(files) == len(kept) else ({}, [])
+
+
+def _fingerprint(parts: Sequence[Part], extra: object) -> str:
+    shown = sorted((side, one.read.read_id, one.start_offset, one.end_offset) for side, one in parts)
+    return hashlib.sha256(json.dumps([shown, extra], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _sides(root: str, parts: Parts) -> Sides:
+    files: tuple[dict[str, list[Shown]], ...] = {}, {}
+    for number, of in enumerate(parts.values()):
+        for side, part in of:
+            if part.read.file:
+                shown = files[side].setdefault(f"{table_folder(AUDIT_ENTRIES)}/{part.read.file}", [])
+                shown.append(Shown(part.read.entries_id, number, part.read.partition))
+    return Sides(root, tuple(parts), tuple({path: sorted(set(of)) for path, of in side.items()} for side in files))

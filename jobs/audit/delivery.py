@@ -7,7 +7,6 @@ Committed offsets come from the coordinators' own topics (coordinators.py), or d
 from __future__ import annotations
 
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -16,7 +15,6 @@ from typing import Annotated, Any, Final
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from lastkey.jobs.audit.answers import Request, ask, commit, parts_by_unit
 from lastkey.jobs.audit.audit import MOST, Audit
 from lastkey.jobs.audit.coordinators import committed_in, committed_offsets, committed_positions, list_coordinators
 from lastkey.jobs.audit.delivery_table import read_deliveries
@@ -33,7 +31,6 @@ from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.udfs.audit.committed import Committed
 from lastkey.udfs.audit.delivery import (
     COUNTS,
-    DELIVERIES,
     GROUP_FIGURES,
     TABLE_GROUP,
     TOLD_FILES,
@@ -41,8 +38,6 @@ from lastkey.udfs.audit.delivery import (
     DeliveryQuestion,
     DeliveryUnit,
     Position,
-    Summary,
-    merged_figures,
     write_told,
 )
 from lastkey.udfs.audit.entries import Cuts
@@ -171,7 +166,7 @@ class DeliveryAudit(Audit[AuditDeliveryOptions, DeliveryReport]):
         """Fill the report, and write the results."""
         options, report, (name,) = self.options, self.report, self.report.sources
         folder = f"{table_folder(AUDIT_DELIVERIES)}/told-{uuid.uuid4().hex}"
-        parts = parts_by_unit(self.found, [(name, None)])
+        parts = self.parts_by_unit([(name, None)])
         told: tuple[str, ...] = ()
         positions: Mapping[Key, Sequence[Position]]
         try:
@@ -187,20 +182,17 @@ class DeliveryAudit(Audit[AuditDeliveryOptions, DeliveryReport]):
             }
             extra = {unit: [asdict(one), options.hide_keys, folder if told else ""] for unit, one in units.items()}
             question = DeliveryQuestion(name, units, MOST, options.max_age_ms, told)
-            request = Request(AUDIT_DELIVERIES, DELIVERIES, name, parts, extra, question)
-            answers = ask(self, request)
-            commit(self, request, answers)
+            figures, without = self.answer(AUDIT_DELIVERIES, question, parts, extra)
         finally:
             if exists(self.state.root, folder):
                 delete_folder(self.state.root, folder)
-        summaries: list[Summary] = answers.summaries
-        if n_without := sum(summary.without for summary in summaries):
-            report.notes.append(f"{counted(n_without, 'row')} of {options.deliveries}: no record with this key is left")
-        if options.max_age_ms is not None:
-            report.findings = sum(summary.late for summary in summaries)
-        groups = merged_figures(summaries)
+        if sum(without):
+            report.notes.append(
+                f"{counted(sum(without), 'row')} of {options.deliveries}: no record with this key is left"
+            )
+        report.findings, groups = figures.late, figures.groups
         report.summary = {count: sum(row[count] for row in groups) for count in COUNTS} | {"groups": groups}
-        report.worst = report.show_keys(_worst(summaries))
+        report.worst = report.show_keys(figures.worst.to_pylist())
         report.trend = self._trend(groups)
 
     def _positions(self) -> Mapping[Key, Sequence[Position]]:
@@ -248,18 +240,3 @@ class DeliveryAudit(Audit[AuditDeliveryOptions, DeliveryReport]):
             figures = [of for of in row.amounts["summary"].get("groups", ()) if (of["group"], of["topic"]) in places]
             out.append(EarlierAudit(row.started_ms, row.run_id, figures))
         return out
-
-
-def _worst(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """Return of each group and topic the keys whose last update waits longest."""
-
-    def waits(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        age = row["age_ms"]
-        return age is None, -(age or 0), -row["lag_versions"]
-
-    rows = [row for summary in summaries for row in summary.worst]
-    by_place = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
-    for row in sorted(rows, key=lambda row: (*waits(row), row["partition"], row["key"])):
-        by_place[row["group"], row["topic"]].append(row)
-    first = [row for of in by_place.values() for row in of[:MOST]]
-    return sorted(first, key=lambda row: (*waits(row), row["group"], row["topic"], row["partition"], row["key"]))

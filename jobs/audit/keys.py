@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
 
-import pyarrow as pa
-
-from lastkey.jobs.audit.answers import Request, ask, commit, parts_by_unit
 from lastkey.jobs.audit.audit import MOST, Audit
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import AuditedLogs
@@ -22,12 +19,11 @@ from lastkey.jobs.command.store_options import AuditKeysOptions
 from lastkey.jobs.store.paths import AUDIT_KEYS
 from lastkey.jobs.topics import Key
 from lastkey.udfs.audit.entries import Cuts
-from lastkey.udfs.audit.keys import AUDIT_KEYS as KEYS
-from lastkey.udfs.audit.keys import FIRST, PARTITION_KEYS, KeysQuestion, add_partitions, first_keys
+from lastkey.udfs.audit.keys import FIRST, KEY, PARTITION_KEYS, KeysQuestion
 
 _MISPLACED_SHARE = 0.5  # a larger share indicates another number of partitions or another partitioner
 PartitionRow = Annotated[dict[str, Any], PARTITION_KEYS]
-KeyRow = Annotated[dict[str, Any], KEYS.remove(KEYS.get_field_index("source"))]
+KeyRow = Annotated[dict[str, Any], KEY]
 _KEY_COLUMNS: Final = (
     "partition key versions bytes last last_offset:offset time expected_partition:expected_in partitions"
 )
@@ -94,20 +90,14 @@ class KeysAudit(Audit[AuditKeysOptions, KeysReport]):
         """Fill the report, and write the results."""
         (name,) = self.report.sources
         counts = {topic: n for (_, topic), n in self.found.n_partitions.items()}
-        parts = parts_by_unit(self.found, [(name, None)])
+        parts = self.parts_by_unit([(name, None)])
         reads = defaultdict[str, list[tuple[int, int, int]]](list)
         for (topic, _), of in sorted(parts.items()):
             reads[topic] += sorted((part.read.read_id, part.start_offset, part.end_offset) for _, part in of)
         extra = {(topic, n): [counts[topic], reads[topic]] for topic, n in parts}
-        request = Request(AUDIT_KEYS, KEYS, name, parts, extra, KeysQuestion(name, counts, MOST))
-        answers = ask(self, request)
-        commit(self, request, answers)
-        report, summaries = self.report, answers.summaries
-        every = [row for of, _ in summaries for row in of]
-        report.partitions = add_partitions(pa.Table.from_pylist(every, PARTITION_KEYS))
-        for which in FIRST:
-            rows = pa.Table.from_pylist([row for _, first in summaries for row in first[which]], KEYS)
-            report.keys[which] = report.show_keys(first_keys(rows, which, MOST))
+        report, (tables, _) = self.report, self.answer(AUDIT_KEYS, KeysQuestion(name, counts, MOST), parts, extra)
+        report.partitions = tables["partitions"].to_pylist()
+        report.keys = {which: report.show_keys(tables[which].to_pylist()) for which in FIRST}
         names = (name for name in PARTITION_KEYS.names[2:] if name != "most_versions")
         report.summary = {name: sum(row[name] for row in report.partitions) for name in names}
         report.summary["partitions"] = len(report.partitions)

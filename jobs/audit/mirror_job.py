@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 
 import pyarrow as pa
 
-from lastkey.jobs.audit.answers import Request, ask, commit, parts_by_unit
 from lastkey.jobs.audit.audit import MOST
 from lastkey.jobs.audit.pairs import PairAudit, spread, unread
 from lastkey.jobs.audit.report import AuditReport
@@ -26,10 +25,7 @@ from lastkey.udfs.audit.mirror import (
     PARTITION_KINDS,
     UNKNOWN,
     MirrorQuestion,
-    by_partition,
-    first_findings,
 )
-from lastkey.udfs.audit.pairs import PAIRS
 from lastkey.udfs.audit.runs import ALL_PARTITIONS
 
 _SAY: Final = {
@@ -138,17 +134,13 @@ class MirrorAudit(PairAudit[AuditMirrorOptions, MirrorReport]):
         options, pair, report = self.options, self.pair, self.report
         apart = spread(pair, self.found.n_partitions)
         in_a, in_b = (_placed(keys, apart) for keys in unread(pair, self.found))
-        parts = parts_by_unit(self.found, pair.sides, apart)
+        parts = self.parts_by_unit(pair.sides, apart)
         flags = options.ignore_timestamps, options.every_version
         extra = {unit: [*flags, options.hide_keys, unit in in_a, unit in in_b] for unit in parts}
         question = MirrorQuestion(pair.result, (in_a, in_b), *flags, MOST)
-        request = Request(AUDIT_PAIRS, PAIRS, pair.result, parts, extra, question)
-        answers = ask(self, request)
-        commit(self, request, answers)
-        rows = pa.Table.from_pylist([row for of, _ in answers.summaries for row in of], PAIRS)
-        first = pa.Table.from_pylist([row for _, of in answers.summaries for row in of], PAIRS)
-        report.partitions, report.in_b = by_partition(rows), pair.in_b
-        report.first = report.show_keys(first_findings(first, MOST))
+        tables, _ = self.answer(AUDIT_PAIRS, question, parts, extra)
+        report.partitions, report.in_b = tables["partitions"].to_pylist(), pair.in_b
+        report.first = report.show_keys(tables["first"].to_pylist())
         keys = _keys_by_kind(report.partitions)
         keys[EQUAL] -= sum(r["keys"] for r in report.partitions if r["kind"] == EQUAL and r["without_key"])
         report.summary = {"keys": keys} | _sums(report.partitions)

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from lastkey.jobs.audit.answers import Side
-from lastkey.jobs.audit.audit import Audit, R
+from lastkey.jobs.audit.audit import Audit, R, Side
 from lastkey.jobs.audit.known_reads import NO_PROBLEMS
 from lastkey.jobs.audit.records import Gathered, ReadRange
 from lastkey.jobs.audit.sources import AuditedLogs, list_source

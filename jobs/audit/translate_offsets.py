@@ -15,7 +15,6 @@ from typing import Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from lastkey.jobs.audit.answers import Request, ask, commit, parts_by_unit
 from lastkey.jobs.audit.audit import MOST, R
 from lastkey.jobs.audit.pairs import PairAudit, first_unread, unread
 from lastkey.jobs.command.reporting import counted
@@ -23,9 +22,8 @@ from lastkey.jobs.command.store_options import AuditFailoverOptions
 from lastkey.jobs.spark.workers import Runner
 from lastkey.jobs.store.paths import AUDIT_PAIRS, table_folder
 from lastkey.jobs.topics import Key
-from lastkey.udfs.audit.answers import write_rows
+from lastkey.udfs.audit.answers import AnswerFile, Asked, write_rows
 from lastkey.udfs.audit.failover import (
-    LOST_RECORD,
     PARTITION,
     READ,
     FailoverQuestion,
@@ -34,7 +32,6 @@ from lastkey.udfs.audit.failover import (
     add_figures,
     behind,
     first_at,
-    first_lost,
     first_new,
     unit_figures,
 )
@@ -111,7 +108,7 @@ def translate_offsets(
     options, pair, root = audit.options, audit.pair, audit.state.root
     in_a, in_b = unread(pair, audit.found)
     topics = {topic for topic, _ in committed} or pair.topics
-    parts = {unit: of for unit, of in parts_by_unit(audit.found, pair.sides).items() if unit[0] in topics}
+    parts = {unit: of for unit, of in audit.parts_by_unit(pair.sides).items() if unit[0] in topics}
     b_unread = {unit: first_unread(part for side, part in parts.get(unit, ()) if side) for unit in in_b}
     known = KnownLogs(committed, in_a, b_unread, pair.in_b)
     extra = {
@@ -120,21 +117,21 @@ def translate_offsets(
     }
     source, folder = f"{pair.result}, group {options.group}", f"{table_folder(AUDIT_PAIRS)}/states/{uuid.uuid4().hex}"
     question = FailoverQuestion(source, options.group, committed, options.ignore_timestamps, MOST, root.uri, folder)
-    request = Request(AUDIT_PAIRS, PAIRS, source, parts, extra, question)
+
+    def decided(asked: Asked, fresh: Sequence[AnswerFile]) -> list[AnswerFile]:
+        """Write the rows of partitions."""
+        if not asked.fingerprints:
+            return []
+        answers = decide(audit.workers, root.uri, asked.sides.units, [one.more for one in fresh], known)
+        return [write_rows(asked, pa.Table.from_pylist([one.to_row(source, options.group) for one in answers], PAIRS))]
+
     try:
-        answers = ask(audit, request)
-        found = [one.summary for one in answers.fresh]
-        fresh = decide(audit.workers, root.uri, answers.asked, found, known) if found else []
+        tables, _ = audit.answer(AUDIT_PAIRS, question, parts, extra, decided)
     finally:
         if exists(root, folder):
             delete_folder(root, folder)
-    rows = pa.Table.from_pylist([one.to_row(source, options.group) for one in fresh], PAIRS)
-    asked = {unit: answers.fingerprints[unit] for unit in answers.asked}
-    more = [write_rows(root.uri, answers.folder, rows, asked, None)] if asked else []
-    commit(audit, request, answers, more)
-    kept = [TranslatedOffset.from_row(row, known) for one in answers.kept for row in one.summary.answers]
-    lost = pa.Table.from_pylist([row | {"kind": LOST_RECORD} for one in answers.summaries for row in one.lost], PAIRS)
-    return sorted([*fresh, *kept], key=lambda one: one.key), first_lost(lost, MOST)
+    answers = [TranslatedOffset.from_row(row, known) for row in tables["partitions"].to_pylist()]
+    return sorted(answers, key=lambda one: one.key), tables["lost"].to_pylist()
 
 
 def decide(

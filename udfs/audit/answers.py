@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lastkey.udfs.audit.runs import Sides, Unit, VersionRows, load
@@ -27,14 +28,25 @@ class Question(Protocol):
     """Question of an audit, answered for a range of hashes."""
 
     @property
+    def source(self) -> str:
+        """Source, as the result table names it."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the result table."""
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Columns of ENTRIES that it needs."""
 
     def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, Any]:
-        """Return the rows for the result table, and what the driver needs: a summary, or more."""
+        """Return the rows for the result table, and what else the driver needs."""
 
     def summary(self, table: pa.Table) -> Any:
         """Return what the report shows of rows of the result table."""
+
+    def merged(self, summaries: Sequence[Any]) -> Any:
+        """Return the summary of all files."""
 
 
 @dataclass(frozen=True)
@@ -54,29 +66,32 @@ class AnswerFile:
     """File that a task wrote, below the store, or kept; and what a report shows of it."""
 
     path: str
-    size: int
+    size: int  # 0: an earlier audit wrote it
     rows: int
     summary: Any
+    more: Any = None  # what the driver needs beside the rows
 
 
 def answer(asked: Asked, bounds: tuple[int, int]) -> AnswerFile:
     """Answer the question for a range of hashes."""
-    table, summary = asked.question.answer(load(asked.sides, bounds, asked.question.columns))
-    return write_rows(asked.sides.root, asked.folder, table, asked.fingerprints, summary)
+    return write_rows(asked, *asked.question.answer(load(asked.sides, bounds, asked.question.columns)))
 
 
-def write_rows(root_uri: str, folder: str, table: pa.Table, fingerprints: Fingerprints, summary: Any) -> AnswerFile:
-    """Write and flush rows as a file of a result table."""
-    root, path = open_root(root_uri), f"{folder}/{uuid.uuid4().hex}.parquet"  # a repeated task has another
-    metadata = {_UNITS: json.dumps([[*unit, fingerprint] for unit, fingerprint in fingerprints.items()])}
-    make_folder(root, folder)
+def write_rows(asked: Asked, table: pa.Table, more: Any = None) -> AnswerFile:
+    """Write and flush rows of the units that are answered as a file of the result table."""
+    root, path = (
+        open_root(asked.sides.root),
+        f"{asked.folder}/{uuid.uuid4().hex}.parquet",
+    )  # a repeated task has another
+    metadata = {_UNITS: json.dumps([[*unit, fingerprint] for unit, fingerprint in asked.fingerprints.items()])}
+    make_folder(root, asked.folder)
     with native_output(root, path) as stream:
         pq.write_table(
             table.replace_schema_metadata(metadata), stream, compression="zstd", compression_level=1,
             write_page_checksum=True, use_dictionary=[name for name in table.column_names if not _is_distinct(name)],
         )  # fmt: skip
     flush(root, path)
-    return AnswerFile(path, file_size(root, path) or 0, len(table), summary)
+    return AnswerFile(path, file_size(root, path) or 0, len(table), asked.question.summary(table), more)
 
 
 def _is_distinct(column: str) -> bool:
@@ -88,32 +103,53 @@ def fingerprints_in(root_uri: str, path: str) -> Fingerprints | None:
     """Return the fingerprints of the units in a file of results; None: it cannot be read."""
     try:
         with open_file(open_root(root_uri), path) as file:
-            metadata = pq.read_metadata(file).metadata or {}
-        return {(topic, partition): text for topic, partition, text in json.loads(metadata.get(_UNITS, b"[]"))}
+            return _fingerprints(pq.read_metadata(file).metadata)
     except (pa.ArrowException, OSError, ValueError):
         return None
 
 
+def _fingerprints(metadata: Mapping[bytes, bytes] | None) -> Fingerprints:
+    return {(topic, partition): text for topic, partition, text in json.loads((metadata or {}).get(_UNITS, b"[]"))}
+
+
 def keep(asked: Asked, path: str) -> AnswerFile | None:
     """Keep the file as it is if all its units are kept, else write those that are. Return None if it is damaged."""
-    root, question = asked.sides.root, asked.question
-    units = fingerprints_in(root, path) or {}
-    kept = {unit: text for unit, text in units.items() if unit in asked.fingerprints}
     try:
-        with open_file(open_root(root), path) as file:
+        with open_file(open_root(asked.sides.root), path) as file:
             table = pq.ParquetFile(file, page_checksum_verification=True).read(use_threads=False)
     except (pa.ArrowException, OSError):
         return None
+    units = _fingerprints(table.schema.metadata)
+    kept = {unit: text for unit, text in units.items() if unit in asked.fingerprints}
     if len(kept) == len(units):
-        return AnswerFile(path, 0, len(table), question.summary(table))
+        return AnswerFile(path, 0, len(table), asked.question.summary(table))
     places = pa.table({"topic": [t for t, _ in kept], "partition": pa.array([p for _, p in kept], pa.int32())})
     codes, topics = _codes(table, places), set(_codes(places, places).tolist())
-    rows = table.filter(pa.array(np.isin(codes, sorted(topics))))
-    return write_rows(root, asked.folder, rows, kept, question.summary(rows))
+    return write_rows(replace(asked, fingerprints=kept), table.filter(pa.array(np.isin(codes, sorted(topics)))))
 
 
 def _codes(table: pa.Table, places: pa.Table) -> np.ndarray:
     """Return a number for each row's unit; of topics that are not among `places` a negative one."""
-    topic = pa.compute.index_in(table["topic"], pa.compute.unique(places["topic"])).fill_null(-1)
+    topic = pc.index_in(table["topic"], pc.unique(places["topic"])).fill_null(-1)
     codes: np.ndarray = (np.asarray(topic).astype(np.int64) << 32) + np.asarray(table["partition"])
     return codes
+
+
+def first_rows(rows: pa.Table, by: Sequence[tuple[str, ...]], most: int) -> pa.Table:
+    """Return the first rows in an order of columns, at most so many."""
+    return rows.take(pc.select_k_unstable(rows, most, sort_keys=list(by)))
+
+
+def added_up(rows: pa.Table, names: Sequence[str], **ways: str) -> pa.Table:
+    """Return a row for each value of the columns `names`, in their order, with the sums of the others, or what `ways`
+    names for a column.
+    """
+    counts = {name: ways.get(name, "sum") for name in rows.column_names if name not in names}
+    found = rows.group_by(list(names), use_threads=False).aggregate(list(counts.items()))
+    found = found.select([*names, *(f"{name}_{way}" for name, way in counts.items())])
+    return found.rename_columns([*names, *counts]).sort_by([(name, "ascending") for name in names])
+
+
+def joined(summaries: Sequence[Mapping[str, pa.Table]]) -> dict[str, pa.Table]:
+    """Return tables of the same names one after the other."""
+    return {name: pa.concat_tables([tables[name] for tables in summaries]) for name in summaries[0]}

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lastkey.logformat.primitives.binary_arrays import keyed_hashes
+from lastkey.udfs.audit.answers import first_rows
 from lastkey.udfs.audit.entries import Secret, bins
 from lastkey.udfs.audit.runs import (
     Bools,
@@ -117,16 +119,15 @@ class DeliveryQuestion:
     most: int
     max_age_ms: int | None = None
     told: tuple[str, ...] = ()
+    schema = DELIVERIES
     columns = ("timestamp_ms", "tombstone", "versions", "first_offset", "first_timestamp_ms")
 
-    def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, Summary]:
-        """Return a row for each group and key."""
+    def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, int]:
+        """Return a row for each group and key, and the number of deliveries by key whose key no record has."""
         tables, without = zip(*(self._part(part) for part in parts), strict=True)
-        table = pa.concat_tables(tables)
-        return table, replace(self.summary(table), without=sum(without))
+        return pa.concat_tables(tables), sum(without)
 
     def _part(self, versions: VersionRows) -> tuple[pa.Table, int]:
-        """Return the rows of a part, and the number of deliveries by key whose key no record has."""
         keys, tables = _Keys(versions), [DELIVERIES.empty_table()]
         told = _Told(versions, keys, self.told) if self.told else None
         for number, place in enumerate(versions.sides.units):
@@ -183,7 +184,7 @@ class DeliveryQuestion:
 
     def summary(self, table: pa.Table) -> Summary:
         """Return what a report shows of a table's rows."""
-        out = Summary()
+        out: Summary = {}
         codes = [table[name].combine_chunks().dictionary_encode() for name in GROUP_PLACE]
         code = np.zeros(len(table), np.int64)
         for one in codes:
@@ -201,13 +202,29 @@ class DeliveryQuestion:
             counts = {"keys": stop - first, **dict(zip(COUNTS[1:-1], (int(f.sum()) for f in flags), strict=True))}
             counts["versions_behind"] = int(lags["lag_versions"][0][part][known].sum())
             sampled = {lag: _sampled(values[part][known & valid[part]]) for lag, (values, valid) in lags.items()}
-            place = tuple(rows[name][first].as_py() for name in GROUP_PLACE)
-            out.by_place[place] = counts, sampled
-            if late.any():
-                out.worst += worst_keys(rows.slice(first, stop - first).filter(pa.array(late)), self.most)
             if self.max_age_ms is not None:
-                out.late += int((late & (lags["age_ms"][0][part] > self.max_age_ms)).sum())
+                counts["late"] = int((late & (lags["age_ms"][0][part] > self.max_age_ms)).sum())
+            waiting = rows.slice(first, stop - first).filter(pa.array(late)).select(WORST_KEY.names)
+            place = tuple(rows[name][first].as_py() for name in GROUP_PLACE)
+            out[place] = PlaceSummary(Counter(counts), sampled, first_rows(waiting, _WORST, self.most))
         return out
+
+    def merged(self, summaries: Sequence[Summary]) -> Figures:
+        """Return the figures of all."""
+        found: dict[tuple[str, ...], list[PlaceSummary]] = {}
+        for place, of in itertools.chain(*(summary.items() for summary in summaries)):
+            found.setdefault(place, []).append(of)
+        groups = [
+            dict(zip(GROUP_PLACE, place, strict=True))
+            | {name: sum(of.counts[name] for of in parts) for name in COUNTS}
+            | {lag: spread([of.lags[lag] for of in parts]) for lag in LAGS}
+            for place, parts in sorted(found.items())
+        ]
+        worst = [
+            first_rows(pa.concat_tables([of.worst for of in parts]), _WORST, self.most) for parts in found.values()
+        ]
+        late = sum(of.counts["late"] for parts in found.values() for of in parts)
+        return Figures(groups, pa.concat_tables([WORST_KEY.empty_table(), *worst]).sort_by(_WORST_OF_ALL), late)
 
 
 def _delivered(position: Position, offset: Ints) -> Bools:
@@ -341,17 +358,29 @@ class _Told:
 # -- the report's figures
 
 
-@dataclass
-class Summary:
-    """Figures that a report shows of results, by (group, group_type, topic)."""
-
-    without: int = 0  # rows of a table of deliveries whose key no record has
-    late: int = 0
-    by_place: dict[tuple[str, ...], tuple[dict[str, int], dict[str, _Lags]]] = field(default_factory=dict)
-    worst: list[dict[str, Any]] = field(default_factory=list)
-
-
 _Lags = tuple[NDArray[np.int64], NDArray[np.int64]]  # values, rising, and how many keys have each
+_WORST: Final = [("age_ms", "descending"), ("lag_versions", "descending"), ("partition", "ascending"),
+                 ("key", "ascending")]  # fmt: skip
+_WORST_OF_ALL: Final = [*_WORST[:2], ("group", "ascending"), ("topic", "ascending"), *_WORST[2:]]
+
+
+class PlaceSummary(NamedTuple):
+    """Figures that a report shows of a group and a topic in a file of results."""
+
+    counts: Counter[str]  # COUNTS, and "late": keys that have waited for too long
+    lags: dict[str, _Lags]
+    worst: pa.Table  # undelivered keys that have waited longest, as rows of WORST_KEY
+
+
+Summary = dict[tuple[str, ...], PlaceSummary]  # by GROUP_PLACE
+
+
+class Figures(NamedTuple):
+    """Figures that a report shows."""
+
+    groups: list[dict[str, Any]]  # rows of GROUP_FIGURES, by place
+    worst: pa.Table  # of each place
+    late: int
 
 
 def _sampled(values: Ints) -> _Lags:
@@ -372,27 +401,3 @@ def spread(lags: Iterable[_Lags]) -> dict[str, int | None]:
     below = np.cumsum(counts[order])
     at = [int(np.searchsorted(below, max(int(np.ceil(share * below[-1])), 1))) for share in _SHARES]
     return dict(zip(PERCENTILES, values[order][at].tolist(), strict=True))
-
-
-_WORST: Final = [("age_ms", "descending"), ("lag_versions", "descending"), ("partition", "ascending"),
-                 ("key", "ascending")]  # fmt: skip
-
-
-def worst_keys(late: pa.Table, most: int) -> list[dict[str, Any]]:
-    """Return the undelivered keys of a group and topic whose last update waits longest, at most so many."""
-    rows = late.take(pc.sort_indices(late, sort_keys=_WORST)[:most])
-    return list(rows.select(WORST_KEY.names).to_pylist())
-
-
-def merged_figures(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """Return rows of GROUP_FIGURES, by place."""
-    found: dict[tuple[str, ...], list[tuple[dict[str, int], dict[str, _Lags]]]] = {}
-    for summary in summaries:
-        for place, figures in summary.by_place.items():
-            found.setdefault(place, []).append(figures)
-    return [
-        dict(zip(GROUP_PLACE, place, strict=True))
-        | {name: sum(counts[name] for counts, _ in parts) for name in COUNTS}
-        | {lag: spread([lags[lag] for _, lags in parts]) for lag in LAGS}
-        for place, parts in sorted(found.items())
-    ]

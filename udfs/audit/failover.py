@@ -31,13 +31,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from lastkey.udfs.audit.answers import first_rows, joined
 from lastkey.udfs.audit.failover_kernels import (
     COUNTED,
     DELIVERED,
@@ -71,6 +73,7 @@ _STATES: Final = pa.schema(
 # Nearly all offsets and times differ: a dictionary of them takes longer than the rest of writing
 _WRITTEN: Final[dict[str, Any]] = {"compression": "lz4", "use_dictionary": ["unit"], "write_statistics": ["unit"]}
 _LARGEST: Final = np.iinfo(np.int64).max
+Summary = dict[str, pa.Table]  # "partitions": PAIRS; "lost": LOST_ROW
 Figures = Ints  # int64[units, FIGURES]; the largest number in LEAST, and ~ of it in MOST: none
 
 
@@ -85,16 +88,16 @@ class FailoverQuestion:
     most: int
     root: str
     states_folder: str
+    schema = PAIRS
     columns = PAIR_COLUMNS
 
     def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, RangeResult]:
-        """Return the rows of lost records, and the other results of the range."""
+        """Return the rows of lost records, and figures and states of the range."""
         root, path = open_root(self.root), f"{self.states_folder}/{uuid.uuid4().hex}.parquet"
         make_folder(root, self.states_folder)
         with native_output(root, path) as stream, pq.ParquetWriter(stream, _STATES, **_WRITTEN) as writer:
             tables, figures = zip(*(self._part(part, writer) for part in parts), strict=True)
-        lost = pa.concat_tables(tables)
-        return lost, RangeResult(add_figures(figures), path, first_lost(lost, self.most))
+        return pa.concat_tables(tables), RangeResult(add_figures(figures), path)
 
     def _part(self, versions: VersionRows, writer: Any) -> tuple[pa.Table, Figures]:
         """Write the states of a part. Return the rows of lost records, and figures."""
@@ -118,35 +121,28 @@ class FailoverQuestion:
         }
         return make_table(len(rows), columns, PAIRS), figures
 
-    def summary(self, table: pa.Table) -> Earlier:
-        """Return the answers of partitions among rows of the result table, and the first lost records."""
-        answers = table.filter(pa.compute.field("kind") == PARTITION).to_pylist()
-        return Earlier(answers, first_lost(table, self.most))
+    def summary(self, table: pa.Table) -> Summary:
+        """Return the rows of partitions, and of the first lost records."""
+        return self.merged(
+            [
+                {
+                    "partitions": table.filter(pc.field("kind") == PARTITION),
+                    "lost": table.filter(pc.field("kind") == LOST_RECORD).select(LOST_ROW.names),
+                }
+            ]
+        )
+
+    def merged(self, summaries: Sequence[Summary]) -> Summary:
+        """Return the rows of all."""
+        tables, by = joined(summaries), [(name, "ascending") for name in ("topic", "partition", "offset")]
+        return tables | {"lost": first_rows(tables["lost"], by, self.most)}
 
 
-@dataclass(frozen=True)
-class RangeResult:
-    """Result of a range: figures of each unit, path of the file of states, first lost records."""
+class RangeResult(NamedTuple):
+    """Figures of each unit in a range, and the path of its file of states."""
 
     figures: Figures
     states: str
-    lost: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """Rest of an earlier audit: rows of PAIRS of partitions, and first lost records."""
-
-    answers: list[dict[str, Any]]
-    lost: list[dict[str, Any]]
-
-
-def first_lost(table: pa.Table, most: int) -> list[dict[str, Any]]:
-    """Return the first lost records among rows of PAIRS."""
-    lost = table.filter(pa.compute.field("kind") == LOST_RECORD)
-    by = [(name, "ascending") for name in ("topic", "partition", "offset")]
-    rows = lost.take(pa.compute.select_k_unstable(lost, most, sort_keys=by))
-    return list(rows.select(LOST_ROW.names).to_pylist())
 
 
 def _state_rows(records: Records, matches: Matches, states: NDArray[np.int8], newer: Bools) -> pa.Table:
@@ -234,7 +230,7 @@ def _unit_states(root: str, path: str, unit: int) -> pa.Table:
         bounds = [parquet.metadata.row_group(n).column(0).statistics for n in range(parquet.num_row_groups)]
         groups = [n for n, of in enumerate(bounds) if of.min <= unit <= of.max]
         rows = parquet.read_row_groups(groups, use_threads=False)
-    return rows.filter(pa.compute.field("unit") == unit)
+    return rows.filter(pc.field("unit") == unit)
 
 
 READ: Final = ("read", "again", "not_of_a", "passed_over")

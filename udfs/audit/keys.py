@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lastkey.udfs.audit.answers import added_up, first_rows, joined
 from lastkey.udfs.audit.runs import VersionRows, by_key, grouped, make_table, sums
 from lastkey.udfs.decode.partitioner import default_partitions
 
@@ -40,6 +41,7 @@ PARTITION_KEYS: Final = pa.schema(
         )),
     ]
 )  # fmt: skip
+KEY: Final = AUDIT_KEYS.remove(AUDIT_KEYS.get_field_index("source"))
 # First keys of a report: which, and their order, the largest first; then by topic, partition and key. All wanted
 # keys come first
 FIRST: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
@@ -47,7 +49,7 @@ FIRST: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "misplaced": (pc.field("misplaced"), ("misplaced", "versions")),
     "several_partitions": (pc.field("partitions") > 1, ("partitions", "key")),
 }
-Summary = tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]  # rows of PARTITION_KEYS; first keys by FIRST
+Summary = Mapping[str, pa.Table]  # "partitions": PARTITION_KEYS; those of FIRST: KEY
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,12 @@ class KeysQuestion:
     source: str
     n_partitions: Mapping[str, int]
     most: int
+    schema = AUDIT_KEYS
     columns = ("timestamp_ms", "tombstone", "size_bytes", "versions", "bytes")
 
-    def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, Summary]:
+    def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, None]:
         """Return a row for each key of each partition."""
-        table = pa.concat_tables([self._part(part) for part in parts])
-        return table, self.summary(table)
+        return pa.concat_tables([self._part(part) for part in parts]), None
 
     def _part(self, versions: VersionRows) -> pa.Table:
         found = by_key(versions)
@@ -99,21 +101,16 @@ class KeysQuestion:
         columns = {name: table[name] for name in PARTITION_KEYS.names if name in table.column_names}
         columns |= {"keys": ones, "tombstones": table["tombstone"], "most_versions": table["versions"]}
         counts = make_table(len(table), columns | {"elsewhere_too": several}, PARTITION_KEYS)
-        return add_partitions(counts), {name: first_keys(table, name, self.most) for name in FIRST}
+        return self.merged([{"partitions": counts, **dict.fromkeys(FIRST, table.select(KEY.names))}])
 
+    def merged(self, summaries: Sequence[Summary]) -> Summary:
+        """Return the counts, and the first keys, of all."""
+        tables = joined(summaries)
+        counts = added_up(tables["partitions"], ("topic", "partition"), most_versions="max")
+        return {"partitions": counts} | {name: self._first(tables[name], name) for name in FIRST}
 
-def add_partitions(counts: pa.Table) -> list[dict[str, Any]]:
-    """Return the counts of each topic and partition, from rows of PARTITION_KEYS."""
-    ways = {name: "max" if name == "most_versions" else "sum" for name in PARTITION_KEYS.names[2:]}
-    found = counts.group_by(["topic", "partition"], use_threads=False).aggregate(list(ways.items()))
-    found = found.select(["topic", "partition", *(f"{name}_{way}" for name, way in ways.items())])
-    found = found.rename_columns(PARTITION_KEYS.names).sort_by([("topic", "ascending"), ("partition", "ascending")])
-    return list(found.to_pylist())
-
-
-def first_keys(keys: pa.Table, which: str, most: int) -> list[dict[str, Any]]:
-    """Return the first keys of one of the kinds that a report shows, as rows of `audit_keys`."""
-    wanted, order = FIRST[which]
-    by = [*((name, "descending") for name in order), *((name, "ascending") for name in ("topic", "partition", "key"))]
-    rows = keys.take(pc.select_k_unstable(keys, most, sort_keys=by)).filter(wanted)
-    return list(rows.drop_columns("source").to_pylist())
+    def _first(self, keys: pa.Table, which: str) -> pa.Table:
+        wanted, order = FIRST[which]
+        by = [(name, "descending") for name in order]
+        by += [(name, "ascending") for name in ("topic", "partition", "key")]
+        return first_rows(keys, by, self.most).filter(wanted)

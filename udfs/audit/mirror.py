@@ -24,7 +24,7 @@ Records without a key are compared as a set that counts, partition by partition:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from lastkey.udfs.audit.answers import added_up, first_rows, joined
 from lastkey.udfs.audit.pairs import PAIR_COLUMNS, PAIRS, Matches, match
 from lastkey.udfs.audit.runs import Bools, Ints, Unit, VersionRows, first_valid, make_table, sums
 
@@ -49,7 +50,10 @@ COUNTS: Final = ("keys", "a_versions", "b_versions", "missing_versions", "extra_
 _RESTS_ON_A: Final = ("extra", "different", "ahead", "extra_version", "extra_record")
 _RESTS_ON_B: Final = ("missing", "stale", "different", "missing_version", "missing_record")
 _PLACE: Final = ("topic", "partition", "kind", "without_key")
-_ORDER: Final = ("topic", "partition", "kind", "a_offset", "b_offset", "a_partition", "b_partition")
+_ORDER: Final = [
+    (name, "ascending", "at_start")
+    for name in ("topic", "partition", "kind", "a_offset", "b_offset", "a_partition", "b_partition")
+]
 _PLACES: Final = ("a_partition", "a_offset", "a_timestamp_ms", "b_partition", "b_offset", "b_timestamp_ms")
 # Rows of reports: keys of a kind in a partition, and findings
 PARTITION_KINDS: Final = pa.schema([PAIRS.field(name) for name in (*_PLACE, *COUNTS)])
@@ -76,7 +80,7 @@ class _Outcomes:
         return _Outcomes(self.kind[at], self.unit[at], self.a[at], self.b[at], counts, self.without_key)
 
 
-Summary = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # rows of PARTITION_KINDS, and of FINDING
+Summary = Mapping[str, pa.Table]  # "partitions": PARTITION_KINDS; "first": FINDING
 
 
 @dataclass(frozen=True)
@@ -88,18 +92,20 @@ class MirrorQuestion:
     ignore_timestamps: bool
     every_version: bool
     most: int
+    schema = PAIRS
     columns = PAIR_COLUMNS
 
-    def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, Summary]:
+    def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, None]:
         """Return a row for each finding, and one row for all allowed differences of a kind and a unit."""
         lawful, findings = zip(*(self._part(part) for part in parts), strict=True)
-        added = by_partition(pa.concat_tables(lawful))
-        rows = pa.Table.from_pylist([row | {"source": self.source} for row in added], PAIRS)
-        table = pa.concat_tables([rows, *findings])
-        return table, self.summary(table)
+        counts = added_up(pa.concat_tables(lawful), _PLACE)
+        rows = make_table(
+            len(counts), {"source": self.source} | {name: counts[name] for name in counts.column_names}, PAIRS
+        )
+        return pa.concat_tables([rows, *findings]), None
 
     def _part(self, versions: VersionRows) -> tuple[pa.Table, pa.Table]:
-        """Return rows of allowed differences, and of findings."""
+        """Return counts of allowed differences, and rows of findings."""
         matches = match(versions, ignore_timestamps=self.ignore_timestamps)
         keyless = matches["keyless"]
         lawful, findings = [], []
@@ -107,13 +113,19 @@ class MirrorQuestion:
         for outcomes in every:
             self._mark_unknown(outcomes, versions.sides.units)
             is_lawful = outcomes.kind < len(LAWFUL)
-            lawful.append(_lawful(self.source, matches, outcomes.rows(is_lawful)))
+            lawful.append(_sums(matches, outcomes.rows(is_lawful)))
             findings.append(_findings(self.source, matches, outcomes.rows(~is_lawful)))
         return pa.concat_tables(lawful), pa.concat_tables(findings)
 
     def summary(self, table: pa.Table) -> Summary:
         """Return the counts of each partition and kind, and the first findings."""
-        return by_partition(table), first_findings(table, self.most)
+        return self.merged([{"partitions": table.select(PARTITION_KINDS.names), "first": table.select(FINDING.names)}])
+
+    def merged(self, summaries: Sequence[Summary]) -> Summary:
+        """Return the counts, and the first findings, of all."""
+        tables = joined(summaries)
+        findings = tables["first"].filter(pc.invert(pc.is_in(tables["first"]["kind"], pa.array(LAWFUL))))
+        return {"partitions": added_up(tables["partitions"], _PLACE), "first": first_rows(findings, _ORDER, self.most)}
 
     def _key_outcomes(self, matches: Matches, keyless: Bools) -> _Outcomes:
         keys, in_b = matches.keys, matches["side"]
@@ -188,10 +200,9 @@ def _without_key(matches: Matches, keyless: Bools) -> _Outcomes:
     return _Outcomes(kind.astype(np.int8), matches["unit"][at], a, b, counts, True)
 
 
-def _columns(source: str, matches: Matches, outcomes: _Outcomes) -> dict[str, Any]:
+def _columns(matches: Matches, outcomes: _Outcomes) -> dict[str, Any]:
     """Return the columns that all rows of outcomes have."""
     return {
-        "source": source,
         "kind": pa.DictionaryArray.from_arrays(pa.array(outcomes.kind), pa.array(_KINDS)),
         "without_key": outcomes.without_key,
         **matches.versions.sides.places(outcomes.unit),
@@ -199,22 +210,19 @@ def _columns(source: str, matches: Matches, outcomes: _Outcomes) -> dict[str, An
     }
 
 
-def _lawful(source: str, matches: Matches, outcomes: _Outcomes) -> pa.Table:
-    """Return a row for each unit and kind."""
-    both = outcomes.unit.astype(np.int64) * len(LAWFUL) + outcomes.kind
-    groups, of, keys = np.unique(both, return_inverse=True, return_counts=True)
-    unit, kind = np.divmod(groups, len(LAWFUL))
-    counts = np.zeros((len(outcomes.counts), len(groups)), np.int64)
-    for out, values in zip(counts, outcomes.counts, strict=True):
-        np.add.at(out, of, values)
-    added = _Outcomes(kind.astype(np.int8), unit.astype(np.int32), unit, unit, counts, outcomes.without_key)
-    return make_table(len(groups), _columns(source, matches, added) | {"keys": keys}, PAIRS)
+def _sums(matches: Matches, outcomes: _Outcomes) -> pa.Table:
+    """Return the counts of each unit and kind."""
+    columns = outcomes.unit, outcomes.kind, np.ones(len(outcomes.unit), np.int64), *outcomes.counts
+    added = added_up(pa.table(columns, names=["unit", "kind", *COUNTS]), ("unit", "kind"))
+    unit, kind, keys, *counts = map(np.asarray, added.columns)
+    rows = _Outcomes(kind, unit, unit, unit, np.stack(counts), outcomes.without_key)
+    return make_table(len(unit), _columns(matches, rows) | {"keys": keys}, PARTITION_KINDS)
 
 
 def _findings(source: str, matches: Matches, outcomes: _Outcomes) -> pa.Table:
     """Return a row for each outcome."""
     versions, order = matches.versions, matches.keys.order
-    columns = _columns(source, matches, outcomes) | {"keys": 1}
+    columns = _columns(matches, outcomes) | {"source": source, "keys": 1}
     for side, places in (("a", outcomes.a), ("b", outcomes.b)):
         rows = order[places] if len(order) else places
         for name in ("partition", "offset", "timestamp_ms"):
@@ -223,17 +231,3 @@ def _findings(source: str, matches: Matches, outcomes: _Outcomes) -> pa.Table:
         shows = np.maximum(outcomes.a, outcomes.b)
         columns["key"] = versions.arrow(order[shows] if len(order) else shows, "key")[0]
     return make_table(len(outcomes.kind), columns, PAIRS)
-
-
-def by_partition(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the counts of each partition and kind, from rows of PAIRS."""
-    rows = table.group_by(list(_PLACE), use_threads=False).aggregate([(name, "sum") for name in COUNTS]).to_pylist()
-    found = [{name: row.get(f"{name}_sum", row.get(name)) for name in PARTITION_KINDS.names} for row in rows]
-    return sorted(found, key=lambda row: tuple(row[name] for name in _PLACE))
-
-
-def first_findings(table: pa.Table, most: int) -> list[dict[str, Any]]:
-    """Return the first findings among rows of PAIRS, by place and kind."""
-    found = table.filter(pc.invert(pc.is_in(table["kind"], pa.array(LAWFUL))))
-    by = [(name, "ascending", "at_start") for name in _ORDER]
-    return list(found.take(pc.sort_indices(found, sort_keys=by)[:most]).select(FINDING.names).to_pylist())

@@ -17,7 +17,6 @@ from lastkey.udfs.audit.delivery import (
     DeliveryQuestion,
     DeliveryUnit,
     Position,
-    merged_figures,
     write_told,
 )
 from lastkey.udfs.audit.runs import Shown, Sides, load, ranges
@@ -106,20 +105,20 @@ def test_lags_of_random_logs_equal_those_of_plain_code(tmp_path: Path, seed: int
     units = {u: DeliveryUnit(tuple(positions[u]), True, ms) for u, ms in zip(sides.units, newest, strict=True)}
     question = DeliveryQuestion("s", units, 20, None, tuple(paths))
     answered = [question.answer(load(sides, bounds, question.columns)) for bounds in ranges(3, 1)]
-    tables, summaries = ([delivery[i] for delivery in answered] for i in (0, 1))
+    tables, without = ([delivery[i] for delivery in answered] for i in (0, 1))
     rows = pa.concat_tables(tables).cast(DELIVERIES).drop_columns(["source", "group_type"]).to_pylist()
     ours = {(row["group"], row["topic"], row["partition"], row["key"]): row for row in rows}
     expected = expected_rows(records, positions, deliveries)
     assert len(ours) == len(rows) == len(expected) > 400
     for where, row in expected.items():
         assert ours[where] == row, where
-    assert sum(delivery.without for delivery in summaries) == sum(
+    assert sum(without) == sum(
         not any(
             row["key"] == delivery["key"] for unit, of in records.items() if unit[0] == delivery["topic"] for row in of
         )
         for delivery in deliveries
     )
-    for row in merged_figures(summaries):
+    for row in question.merged([question.summary(table) for table in tables]).groups:
         group, topic = row["group"], row["topic"]
         certain = [e for e in expected.values() if (e["group"], e["topic"]) == (group, topic)]
         assert row["keys"] == len(certain)

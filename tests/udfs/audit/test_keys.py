@@ -10,15 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lastkey.logformat.primitives.binary_arrays import keyed_hashes
-from lastkey.udfs.audit.keys import (
-    AUDIT_KEYS,
-    FIRST,
-    PARTITION_KEYS,
-    KeysQuestion,
-    Summary,
-    add_partitions,
-    first_keys,
-)
+from lastkey.udfs.audit.keys import AUDIT_KEYS, FIRST, KeysQuestion
 from lastkey.udfs.audit.runs import Shown, Sides, load, ranges
 from tests.builders.mirrored import added_up, write_rows
 from tests.reference.murmur2 import murmur2
@@ -84,23 +76,16 @@ def test_random_records_give_the_results_of_plain_code(tmp_path: Path, seed: int
     units = tuple(("t", number) for number in range(N_PARTITIONS))
     sides = Sides(str(tmp_path), units, (files,))
     question = KeysQuestion("s", {"t": 5}, 5)
-    made = answered(question, sides, n_ranges)
+    made = [question.answer(load(sides, bounds, question.columns))[0] for bounds in ranges(n_ranges, 1)]
     wanted = expected(rows, shown, 5)
-    result_rows = pa.concat_tables([table for table, _ in made]).to_pylist()
+    result_rows = pa.concat_tables(made).to_pylist()
     assert sorted(result_rows, key=lambda row: (row["partition"], row["key"])) == wanted and len(wanted) > 50
-    summaries = [summary for _, summary in made]
-    every = pa.Table.from_pylist([row for of, _ in summaries for row in of], PARTITION_KEYS)
-    for counts in add_partitions(every):
+    summary = question.merged([question.summary(table) for table in made])
+    for counts in summary["partitions"].to_pylist():
         of = [row for row in wanted if row["partition"] == counts["partition"]]
         assert (counts["topic"], counts["keys"]) == ("t", len(of))
         assert counts["versions"] == sum(row["versions"] for row in of)
         assert counts["most_versions"] == max(row["versions"] for row in of)
         assert counts["elsewhere_too"] == sum(row["partitions"] > 1 for row in of)
-    for which in FIRST:
-        merged = pa.Table.from_pylist([row for _, first in summaries for row in first[which]], AUDIT_KEYS)
-        whole = first_keys(pa.Table.from_pylist(wanted, AUDIT_KEYS), which, 5)
-        assert first_keys(merged, which, 5) == whole and len(whole) == 5
-
-
-def answered(question: KeysQuestion, sides: Sides, n_ranges: int) -> list[tuple[pa.Table, Summary]]:
-    return [question.answer(load(sides, bounds, question.columns)) for bounds in ranges(n_ranges, 1)]
+    whole = question.summary(pa.Table.from_pylist(wanted, AUDIT_KEYS))
+    assert all(summary[which].equals(whole[which]) and len(whole[which]) == 5 for which in FIRST)
