@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lastkey.jobs.data_source.source import register
     from lastkey.jobs.erase.report import EraseReport
     from lastkey.jobs.errors import JobError
-    from lastkey.jobs.lookup.plans import open_partition
+    from lastkey.jobs.lookup.partitions import open_partition
     from lastkey.jobs.notebook import open_archive
     from lastkey.jobs.reindex.job import ReindexReport
     from lastkey.jobs.restore.report import RestoreReport
@@ -63,7 +63,7 @@ _HOMES = {
     "JobError": "lastkey.jobs.errors",
     "register": "lastkey.jobs.data_source.source",
     "open_archive": "lastkey.jobs.notebook",
-    "open_partition": "lastkey.jobs.lookup.plans",
+    "open_partition": "lastkey.jobs.lookup.partitions",
     "open_segment": "lastkey.logformat.batches.segment",
     "SegmentWriter": "lastkey.logformat.writing.segment_writer",
     "LogFormatError": "lastkey.logformat.errors",

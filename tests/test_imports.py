@@ -98,11 +98,11 @@ FLOORS: dict[str, set[str]] = {
     | _STEPS
     | {"udfs.yields", "udfs.compact.passes", "udfs.compact.split_stages"},
     "udfs.verify": _LOGS | _TASK,  # never compact: it shares no code with what it checks
-    "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
+    "udfs.lookup": _LOGS | _HOLES | {"logformat.search", "udfs.data_source"},
     "udfs.convert_log": _LOGS | _TASK | {"logformat.writing", "udfs.read_back"},
     "udfs.reindex": _LOGS | _TASK | {"udfs.read_back", "udfs.verify"},
     "udfs.merge": _LOGS | _TASK | {"udfs.reindex"},
-    "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
+    "udfs.data_source": _LOGS | _HOLES | {"logformat.search"},  # audits read by it: never compact
     "udfs.export": {"udfs.data_source", "udfs.decode", "udfs.compact"} | _LOGS | _TASK,
     "udfs.replay": {"udfs.data_source"} | _LOGS | _TASK,
     "udfs.key_search": {"logformat.jit", "udfs.data_source", "udfs.yields"} | _LOGS | _TASK,
@@ -143,7 +143,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.rebuild_state": _JOB,
     "jobs.vacuum": _JOB,
     "jobs.reindex": _JOB | {"udfs.reindex"},
-    "jobs.lookup": _JOB | {"udfs.lookup"},
+    "jobs.lookup": _JOB | {"jobs.data_source", "udfs.data_source", "udfs.lookup"},
     "jobs.inspect_log": _JOB | {"logformat.dump", "udfs.dump_files"},  # lists files, adds up findings
     "jobs.functions": {"udfs.decode"},
     "jobs.data_source": _SHELL | {"udfs.data_source"},  # never spark: where Spark plans a source there is no session

@@ -57,7 +57,7 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
                 continue
             partitions[uri, problem.path] = SourcePartition(None, None, problem=problem)
         for archived in archive.partitions.values():
-            _add(partitions, _source(archived, archive.root))
+            _add(partitions, source_partition(archived, archive.root))
     for single in files.values():
         ordered = sorted(single.values(), key=lambda segment: segment.base_offset)
         parsed = names.parse_partition_folder(ordered[0].root.rpartition("/")[2])
@@ -159,7 +159,8 @@ def _same_folder(here: str, other: str) -> bool:
     return len(identities) == 1 and None not in identities
 
 
-def _source(archived: ArchivedPartition, root: Root) -> SourcePartition:
+def source_partition(archived: ArchivedPartition, root: Root) -> SourcePartition:
+    """Return an archived partition as one to read."""
     return SourcePartition(
         archived.topic,
         archived.partition,
@@ -169,6 +170,7 @@ def _source(archived: ArchivedPartition, root: Root) -> SourcePartition:
         root.uri,
         tuple(sorted(archived.snapshots.items())),
         archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT),
+        archived.leader_epochs or (),
         traces=archived.traces,
         problem=archived.problem,
     )

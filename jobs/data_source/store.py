@@ -7,14 +7,14 @@ vacuum deletes its files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
 
 from lastkey.jobs.data_source.options import ReadOptions
 from lastkey.jobs.errors import NO_GENERATION, UsageError
 from lastkey.jobs.store.generations import (
     file_names,
     list_generations,
+    located_segments,
     open_store,
     readable_at,
     snapshots,
@@ -44,10 +44,20 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     generations = list(wanted.values()) if options.generation is None else _at(state, wanted, options.generation)
     manifests = state.manifests(generations)
     archive = normal_uri(options.paths[0]) if options.paths else None
-    return [
-        generation_partition(store, one, manifests[one.key], archive)
-        for one in sorted(generations, key=lambda one: one.key)
-    ]
+    partitions = []
+    for row in sorted(generations, key=lambda row: row.key):
+        files, manifest = file_names(store, row), manifests[row.key]
+        # after a run by yield, its logs are in the folders of earlier generations too
+        missing = absent(store, [(segment.path, segment.size_bytes) for segment in manifest if segment.root == "store"])
+        if missing:
+            raise NO_GENERATION(
+                partition=row.name,
+                found=row.generation,
+                reason=f"its files are gone ({missing[0]})",
+                expected="a generation that vacuum has not deleted",
+            )
+        partitions.append(generation_partition(store, row, manifest, archive, files))
+    return partitions
 
 
 def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list[Checkpoint]:
@@ -72,46 +82,19 @@ def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list
 
 
 def generation_partition(
-    store: Root, checkpoint: Checkpoint, manifest: list[Segment], archive: str | None
+    store: Root, checkpoint: Checkpoint, manifest: Iterable[Segment], archive: str | None, files: Collection[str]
 ) -> SourcePartition:
-    """Return a generation to read. Raise NO_GENERATION if its files are missing. archive: where it is, if it moved."""
-    folder = checkpoint.folder
-    beside = file_names(store, checkpoint)
-    # after a run by yield, its logs are in the folders of earlier generations too
-    missing = absent(store, [(segment.path, segment.size_bytes) for segment in manifest if segment.root == "store"])
-    if missing:
-        raise NO_GENERATION(
-            partition=checkpoint.name,
-            found=checkpoint.generation,
-            reason=f"its files are gone ({missing[0]})",
-            expected="a generation that vacuum has not deleted",
-        )
+    """Return a generation to read. archive: where it is, if it moved; files: the names in the generation's folder."""
     before = normal_uri(checkpoint.archive_uri)
     roots = {"store": store.uri, "archive": before if archive is None else same_kind(archive, before)}
-    segments = [
-        replace(
-            s,
-            root=roots[s.root],
-            index=_side_file(folder, s.base_offset, names.INDEX, beside),
-            time_index=_side_file(folder, s.base_offset, names.TIME_INDEX, beside),
-            txn_index=_side_file(folder, s.base_offset, names.TXN_INDEX, beside),
-            side_root=store.uri,
-        )
-        for s in manifest
-    ]
-    epochs = f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}" if names.LEADER_EPOCH_CHECKPOINT in beside else None
-    whole = SourcePartition(
+    has_epochs = names.LEADER_EPOCH_CHECKPOINT in files
+    return SourcePartition(
         *checkpoint.key,
-        tuple(segments),
+        located_segments(checkpoint, manifest, roots, files),
         checkpoint.log_start_offset,
         checkpoint.next_offset,
         store.uri,
-        snapshots(checkpoint, beside),
-        epochs,
+        snapshots(checkpoint, files),
+        f"{checkpoint.folder}/{names.LEADER_EPOCH_CHECKPOINT}" if has_epochs else None,
+        sealed=True,
     )
-    return replace(whole, sealed=True)
-
-
-def _side_file(folder: str, base_offset: int, kind: str, names_beside: set[str]) -> str | None:
-    name = names.segment_file(base_offset, kind)
-    return f"{folder}/{name}" if name in names_beside else None

@@ -122,13 +122,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin is None:
             return log.first
         if log.ends_before(begin):
-            return min(log.end, (self._target or {}).get(_key(log.partition), log.end))
+            return min(log.end, (self._target or {}).get(log.partition.key, log.end))
         return begin
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a micro-batch."""
         begin, until = _from_json(start), _from_json(end)
-        partitions_by_key = {_key(p): p for p in source_partitions(self.options, may_be_none=True)}
+        partitions_by_key = {p.key: p for p in source_partitions(self.options, may_be_none=True)}
         moved = [key for key in until if begin.get(key, -1) < until[key]]
         for key in moved:  # a restart may plan the last micro-batch again much later: skip no partition silently
             if key not in partitions_by_key and self.options.fail_on_data_loss:
@@ -189,10 +189,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if partition.topic is None:
                     hidden = True
                 else:
-                    aside[_key(partition)] = partition, error
+                    aside[partition.key] = partition, error
                 continue
             if partition.topic is not None:
-                out[_key(partition)] = _Log(partition, *ends)
+                out[partition.key] = _Log(partition, *ends)
         return _Logs(out, aside, hidden)
 
     def _check_loss(self, begin: Mapping[Key, int], logs: _Logs) -> None:
@@ -244,10 +244,6 @@ def _without_the_log(partition: SourcePartition, start: Bound) -> int | None:
 
 def _no_such_partition(key: Key, offset: int) -> DataError:
     return DATA_LOSS(path=f"{key[0]}-{key[1]}", expected=f"offset {offset}", found="no such partition")
-
-
-def _key(partition: SourcePartition) -> Key:
-    return partition.topic or "", partition.partition or 0
 
 
 def _to_json(offsets: Mapping[Key, int]) -> dict[str, dict[str, int]]:

@@ -21,8 +21,9 @@ from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.command.reporting import JobReport, TextTable, moment, pick, size
 from lastkey.jobs.errors import UnknownNameError, UsageError
-from lastkey.jobs.lookup.plans import list_plans
+from lastkey.jobs.lookup.partitions import list_partitions
 from lastkey.jobs.spark.engine import each
+from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.lookup.index_sizes import (
     COUNTS,
     IndexSizes,
@@ -31,7 +32,7 @@ from lastkey.udfs.lookup.index_sizes import (
     offset_index_bytes,
     time_index_bytes_per_day,
 )
-from lastkey.udfs.lookup.queries import SPECIAL_TIMES, Lookup, LookupPlan, Queries, lookup
+from lastkey.udfs.lookup.queries import SPECIAL_TIMES, Lookup, Queries, lookup
 
 
 @dataclass(frozen=True)
@@ -139,30 +140,32 @@ def run(options: LookupOptions, progress: Progress) -> JobReport:
         from lastkey.jobs.lookup.minute_table import run_at  # noqa: PLC0415 - few queries need no Spark
 
         return run_at(options, progress)
-    plans = list_plans(options, report)
+    partitions = list_partitions(options, report)
     report.seconds["list"] = time.perf_counter() - started
     if options.queries is not None:
         from lastkey.jobs.lookup.query_table import run_table  # noqa: PLC0415 - as above
 
-        return run_table(options, plans, report, progress)
+        return run_table(options, partitions, report, progress)
     if isinstance(report, SizingReport):
-        run_sizing(options, plans, report, progress)
+        run_sizing(options, partitions, report, progress)
     else:
-        _run_queries(options, plans, report, progress)
+        _run_queries(options, partitions, report, progress)
     return report
 
 
-def _run_queries(options: LookupOptions, plans: list[LookupPlan], report: LookupReport, progress: Progress) -> None:
+def _run_queries(
+    options: LookupOptions, partitions: list[SourcePartition], report: LookupReport, progress: Progress
+) -> None:
     at = time.perf_counter()
     queries = [*(Query(offset=offset) for offset in options.offsets), *map(query_of_time, options.times)]
     asked = Queries(
         np.array([q.offset if q.offset is not None else q.time for q in queries], np.int64),
         np.array([q.offset is None for q in queries], np.bool_),
     )
-    progress.start("lookup", len(plans))
-    sizes = [1] * len(plans)  # an index and a few batches of each
-    answer = partial(lookup, queries=asked)
-    for found in each(answer, plans, "lookup: partitions", options, report, progress, sizes=sizes):
+    progress.start("lookup", len(partitions))
+    sizes = [1] * len(partitions)  # an index and a few batches of each
+    answer = partial(lookup, queries=asked, committed=options.isolation == "read_committed")
+    for found in each(answer, partitions, "lookup: partitions", options, report, progress, sizes=sizes):
         report.partitions.append(Looked(found, queries))
         report.notes += found.notes
     progress.close()
@@ -243,14 +246,16 @@ ESTIMATES = (
 )
 
 
-def run_sizing(options: LookupOptions, plans: list[LookupPlan], report: SizingReport, progress: Progress) -> None:
+def run_sizing(
+    options: LookupOptions, partitions: list[SourcePartition], report: SizingReport, progress: Progress
+) -> None:
     """Count each partition's index sizes and sum them by topic."""
     at = time.perf_counter()
     tasks = []
-    for plan in plans:
-        settings = options.config.topic_settings(plan.topic)
-        tasks.append(IndexSizesPlan(plan, settings.index_interval_bytes, settings.segment_index_bytes))
-    sizes = [sum(s.size_bytes for s in plan.segments) for plan in plans]
+    for partition in partitions:
+        settings = options.config.topic_settings(partition.key[0])
+        tasks.append(IndexSizesPlan(partition, settings.index_interval_bytes, settings.segment_index_bytes))
+    sizes = [sum(s.size_bytes for s in partition.segments) for partition in partitions]
     progress.start("sizing", sum(sizes), BYTES)
     n_bytes = sum(sizes) // _HEADERS_ONLY
     by_topic: dict[str, IndexSizes] = {}

@@ -23,7 +23,7 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.command.reporting import JobReport, TextTable, counted, size
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
-from lastkey.jobs.lookup.plans import list_plans
+from lastkey.jobs.lookup.partitions import list_partitions
 from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import spark_workers
 from lastkey.jobs.spark.tasks import count_cores
@@ -32,9 +32,9 @@ from lastkey.jobs.store.paths import TIME_INDEX, table_folder
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
+from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.groups import groups
 from lastkey.udfs.lookup.minutes import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
-from lastkey.udfs.lookup.queries import LookupPlan
 from lastkey.udfs.storage import normal_uri
 
 _TASK_BYTES = 256 << 20
@@ -94,27 +94,27 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
         raise UsageError(message=f"--at {options.at}: expected times from 1970 to the year 9999")
     store = normal_uri(options.store or "")
     report = AtReport(options.archive, store, start, end)
-    plans = list_plans(options, report) if options.refresh and options.archive is not None else None
+    listed = list_partitions(options, report) if options.refresh and options.archive is not None else None
     name, tables = "lookup --at", (as_hadoop_names_it(store),)
     with spark_workers(name, options, report, progress, tables=tables) as made, made.spark(name) as spark:
-        _query_minutes(spark, options, report, plans)
+        _query_minutes(spark, options, report, listed)
     return report
 
 
 def _query_minutes(
-    spark: SparkSession, options: LookupOptions, report: AtReport, plans: list[LookupPlan] | None
+    spark: SparkSession, options: LookupOptions, report: AtReport, listed: list[SourcePartition] | None
 ) -> None:
     at, store = time.perf_counter(), report.store
     state = open_state(store)
     connector.connect(spark, uri_for_spark(state.root))
     covers = _covers(options)
     if options.refresh:
-        if plans is None:
+        if listed is None:
             report.archive = _find_archive(state)
-            plans = list_plans(replace(options, archive=report.archive), report)
+            listed = list_partitions(replace(options, archive=report.archive), report)
         check_apart(Place("the store", store), Place("the archive", report.archive or ""))
-        report.other_problems += [str(plan.problem) for plan in plans if plan.problem is not None]
-        report.refreshed = refresh(spark, state, plans, covers)
+        report.other_problems += [str(one.problem) for one in listed if one.problem is not None]
+        report.refreshed = refresh(spark, state, listed, covers)
     elif not state.table_exists(TIME_INDEX):
         raise MissingPathError(
             path=f"{store}/{table_folder(TIME_INDEX)}", expected="the table, made by a refresh", found="none"
@@ -124,7 +124,7 @@ def _query_minutes(
     minutes = minute_table(spark, state.root)
     if not options.refresh:
         _check_known(options, minutes, f"{store}/{table_folder(TIME_INDEX)}")
-    ends = {(plan.topic, plan.partition): plan.end_offset for plan in plans or () if plan.end_offset is not None}
+    ends = {one.key: one.high_watermark for one in listed or () if one.high_watermark is not None}
     report.rows, problems = happened(minutes, report.start_ms, report.end_ms, covers, ends)
     report.other_problems += problems
     report.seconds["ask"] = time.perf_counter() - at
@@ -208,9 +208,7 @@ def happened(
 
 
 def _covers(options: LookupOptions) -> Callable[[str, int], bool]:
-    """Return a test for partitions that the plans of these options cover: if one of them has no plan, it
-    has vanished.
-    """
+    """Return a test for partitions that these options name: if one of them is not listed, it has vanished."""
 
     def covers(topic: str, partition: int) -> bool:
         by_name = not options.partitions or f"{topic}-{partition}" in options.partitions
@@ -222,17 +220,17 @@ def _covers(options: LookupOptions) -> Callable[[str, int], bool]:
 def refresh(
     spark: SparkSession,
     state: State,
-    plans: list[LookupPlan],
+    partitions: list[SourcePartition],
     covers: Callable[[str, int], bool] = _all,
 ) -> dict[str, int]:
     """Make the table equal to the segments there are, in the partitions that `covers` accepts; return counts.
 
     Rows of a partition that cannot be listed are kept, because its segments may still exist.
     """
-    unlisted = {(plan.topic, plan.partition) for plan in plans if plan.problem is not None}
+    unlisted = {partition.key for partition in partitions if partition.problem is not None}
     with state.lock():  # locked until the write: two concurrent refreshes would both append
         recorded = known_segments(spark, state)
-        listed = {(s.topic, s.partition, s.listed.base_offset): s for plan in plans for s in _segments(plan)}
+        listed = {(s.topic, s.partition, s.listed.base_offset): s for one in partitions for s in _segments(one)}
         same = {
             key
             for key, s in listed.items()
@@ -250,9 +248,9 @@ def refresh(
     }
 
 
-def _segments(plan: LookupPlan) -> Iterator[TimedSegment]:
-    for s in plan.segments if plan.problem is None else ():
-        yield TimedSegment(plan.topic, plan.partition, s, plan.max_batch_bytes)
+def _segments(partition: SourcePartition) -> Iterator[TimedSegment]:
+    for s in partition.segments if partition.problem is None else ():
+        yield TimedSegment(*partition.key, s, partition.max_batch_bytes)
 
 
 def _frame(spark: SparkSession, segments: list[TimedSegment]) -> DataFrame:

@@ -8,8 +8,9 @@ it in a tenth of the time of names and offsets; the task that answers the querie
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -22,13 +23,15 @@ from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.command.reporting import JobReport, TextTable
+from lastkey.jobs.command.whole_file import list_archives
 from lastkey.jobs.errors import NOT_EMPTY, MissingPathError, UsageError
 from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import spark_workers
 from lastkey.jobs.spark.tasks import count_cores
 from lastkey.jobs.store.folders import check_not_inside
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
-from lastkey.udfs.lookup.queries import ANSWER, LookupPlan, lookup_table
+from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.lookup.queries import ANSWER, lookup_table
 from lastkey.udfs.storage import exists, is_link, normal_uri, open_root
 
 _FORMATS = ("parquet", "csv", "json")
@@ -58,11 +61,13 @@ class TableReport(JobReport):
         return [{"status": status, "queries": n} for status, n in sorted(self.by_status.items())]
 
 
-def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport, progress: Progress) -> TableReport:
+def run_table(
+    options: LookupOptions, partitions: list[SourcePartition], listed: JobReport, progress: Progress
+) -> TableReport:
     """Answer every query of the table. `listed`: the report with the notes and problems of planning."""
     source, target = normal_uri(options.queries or ""), normal_uri(options.output or "")
     given = (Place("the archive", options.archive or ""), Place("the store", options.store or ""))
-    archives = (Place("the archive", uri) for uri in sorted({plan.archive_uri for plan in plans}))
+    archives = list_archives(options.store) if options.store is not None else []
     check_apart(Place("--output", target), *(place for place in (*given, *archives) if place.uri))
     kinds = _format(source, "--queries"), _format(target, "--output")
     if not exists(open_root(source), ""):
@@ -75,7 +80,8 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport
     report.notes, report.other_problems = listed.notes, listed.other_problems
     name, tables = "lookup --queries", (as_hadoop_names_it(source), as_hadoop_names_it(target))
     with spark_workers(name, options, report, progress, brief=False, tables=tables) as made, made.spark(name) as spark:
-        _answer_all(spark, (source, target), kinds, plans, report, progress)
+        answer = partial(answered, partitions=partitions, committed=options.isolation == "read_committed")
+        _answer_all(spark, (source, target), kinds, answer, report, progress)
     return report
 
 
@@ -83,7 +89,7 @@ def _answer_all(
     spark: SparkSession,
     uris: tuple[str, str],
     kinds: tuple[str, str],
-    plans: list[LookupPlan],
+    answer: Callable[[DataFrame], DataFrame],
     report: TableReport,
     progress: Progress,
 ) -> None:
@@ -94,7 +100,7 @@ def _answer_all(
     queries = _checked(reader.format(kinds[0]).load(questions), uris[0])
     at = time.perf_counter()
     progress.start("lookup", 1, "table")
-    writer = answered(queries, plans).write.format(kinds[1])
+    writer = answer(queries).write.format(kinds[1])
     (writer.option("header", "true") if kinds[1] == "csv" else writer).save(answers)
     progress.advance()
     progress.close()
@@ -104,15 +110,15 @@ def _answer_all(
     report.by_status = {row["status"]: row["count"] for row in counts}
 
 
-def answered(queries: DataFrame, plans: list[LookupPlan]) -> DataFrame:
+def answered(queries: DataFrame, partitions: list[SourcePartition], *, committed: bool = False) -> DataFrame:
     """Return the queries with the columns of ANSWER after their own; lazy."""
-    by_key = {(plan.topic, plan.partition): plan for plan in plans}
+    by_key = {partition.key: partition for partition in partitions}
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from lookup_table(by_key, batches)
+        yield from lookup_table(by_key, batches, committed=committed)
 
     schema = StructType([*queries.schema.fields, *from_arrow_schema(ANSWER).fields])
-    tasks = min(len(plans) + 1, _TASKS_A_CORE * count_cores(queries.sparkSession))
+    tasks = min(len(partitions) + 1, _TASKS_A_CORE * count_cores(queries.sparkSession))
     key = F.xxhash64("topic", "partition")
     return queries.repartition(tasks, "topic", "partition").sortWithinPartitions(key).mapInArrow(work, schema)
 

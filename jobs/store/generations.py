@@ -6,7 +6,7 @@ folders: no table of history is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import Any, Final
@@ -22,6 +22,7 @@ from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.storage import Root, exists, sizes_in
 
 _AT_ONCE: Final = 8  # partitions
@@ -36,6 +37,35 @@ def snapshots(row: Checkpoint, files: Iterable[str]) -> tuple[tuple[int, str], .
     """Return (offset, path) of a generation's producer snapshots, rising; files: the names in its folder."""
     found = (file for name in files if (file := names.parse_segment_file(name)) and file.kind == names.SNAPSHOT)
     return tuple(sorted((f.base, f"{row.folder}/{names.segment_file(f.base, names.SNAPSHOT)}") for f in found))
+
+
+def located_segments(
+    row: Checkpoint | RunRow,
+    manifest: Iterable[Segment],
+    roots: Mapping[str, str],
+    files: Collection[str] | None = None,
+) -> tuple[Segment, ...]:
+    """Return a generation's segments with `roots` in place of "store" and "archive", and their indexes in its folder.
+
+    files: the names in that folder, to leave out indexes that are not there; None: name those that there should be.
+    """
+
+    def index(segment: Segment, kind: str) -> str | None:
+        name = names.segment_file(segment.base_offset, kind)
+        expected = kind != names.TXN_INDEX or segment.txn_index_bytes > 0 if files is None else name in files
+        return f"{row.folder}/{name}" if expected else None
+
+    return tuple(
+        replace(
+            s,
+            root=roots[s.root],
+            index=index(s, names.INDEX),
+            time_index=index(s, names.TIME_INDEX),
+            txn_index=index(s, names.TXN_INDEX),
+            side_root=roots["store"],
+        )
+        for s in manifest
+    )
 
 
 def make_rollback(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms: int, erased: str | None) -> Commit:

@@ -10,6 +10,7 @@ from typing import Any
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.store.coverage import read_by
+from lastkey.jobs.store.generations import located_segments
 from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
@@ -74,7 +75,7 @@ def plan_generation(
         settings |= {"retention_ms": -1, "retention_bytes": -1, "retention_exact": False}
     archived = archive.partitions.get((run.topic, run.partition)) if archive is not None else None
     roots = {"store": store.uri, "archive": archive_uri}
-    segments = _located(run, manifest, roots)
+    segments = located_segments(run, manifest, roots)
     start_before = _start_before(run, previous, current)
     missing_parent, parent = _parent(run, previous, start_before, archived, roots, manifest)
     parent_known = run.parent_run_id is None or run.reset or previous is not None
@@ -111,25 +112,6 @@ def plan_generation(
     )
 
 
-def _located(run: RunRow, manifest: Iterable[Segment], roots: Mapping[str, str]) -> tuple[Segment, ...]:
-    """Return a generation's segments with their roots, and the paths of their side files in the generation's folder."""
-    return tuple(
-        replace(
-            s,
-            root=roots[s.root],
-            index=_side_path(run, s.base_offset, names.INDEX),
-            time_index=_side_path(run, s.base_offset, names.TIME_INDEX),
-            txn_index=_side_path(run, s.base_offset, names.TXN_INDEX) if s.txn_index_bytes else None,
-            side_root=roots["store"],
-        )
-        for s in manifest
-    )
-
-
-def _side_path(run: RunRow, base: int, kind: str) -> str:
-    return f"{run.folder}/{names.segment_file(base, kind)}"
-
-
 def _plan_side_files(
     run: RunRow,
     segments: tuple[Segment, ...],
@@ -147,7 +129,8 @@ def _plan_side_files(
         store_uri=store_uri,
         segments=segments,
         snapshots=tuple(
-            SideFile(store_uri, _side_path(run, base, names.SNAPSHOT), base) for base in [*bases, run.next_offset]
+            SideFile(store_uri, f"{run.folder}/{names.segment_file(base, names.SNAPSHOT)}", base)
+            for base in [*bases, run.next_offset]
         ),
         leader_epochs=SideFile(store_uri, f"{run.folder}/{names.LEADER_EPOCH_CHECKPOINT}", 0),
         metadata=SideFile(store_uri, f"{run.folder}/{names.PARTITION_METADATA}", 0) if run.topic_id else None,

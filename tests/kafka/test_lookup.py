@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from lastkey.jobs.lookup.plans import archive_plans
+from lastkey.jobs.lookup.partitions import archived_partitions
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.search.partition_log import END, FOUND, OUT_OF_RANGE
@@ -130,7 +130,7 @@ def test_lookups_equal_those_of_a_broker(tmp_path_factory):
             with open_partition(folder) as log:
                 offsets[renamed] = [o for o in rng.sample(places, 40) if log.earliest <= o < log.latest]
             parts[renamed] = folder
-            found_plans = archive_plans(str(folder.parent), TopicFilter((partition.rpartition("-")[0],)), [])
+            found_plans = archived_partitions(str(folder.parent), TopicFilter((partition.rpartition("-")[0],)), [])
             [plans[renamed]] = [plan for plan in found_plans if plan.name == partition]
     assert sum(map(len, times.values())) > 10_000
     with served_by_broker(parts) as broker:

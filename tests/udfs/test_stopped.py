@@ -15,7 +15,7 @@ import pytest
 from lastkey.jobs.archive import listing as archive
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import ReportOptions
-from lastkey.jobs.lookup.plans import archive_plans
+from lastkey.jobs.lookup.partitions import archived_partitions
 from lastkey.jobs.report.job import profile_archive
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat.dump.files import DumpOptions, dump, list_files
@@ -216,7 +216,7 @@ def test_failed_flush_of_a_reindexed_folder_is_a_problem(part: Partition, tmp_pa
 
 
 def test_lookups_in_an_unreadable_log_have_no_answer(part: Partition, tmp_path: Path) -> None:
-    (plan,) = archive_plans(str(part.root), EVERY_TOPIC, [])
+    (plan,) = archived_partitions(str(part.root), EVERY_TOPIC, [])
     queries = Queries(np.array([3, 15]), np.zeros(2, np.bool_))
     with faults(tmp_path, Fault("open", str(log_path(part, 3)), error="EIO")):
         answers = lookup(plan, queries)
@@ -226,7 +226,7 @@ def test_lookups_in_an_unreadable_log_have_no_answer(part: Partition, tmp_path: 
 
 
 def test_failed_reads_of_sizing_and_time_index_are_problems(part: Partition, tmp_path: Path) -> None:
-    (plan,) = archive_plans(str(part.root), EVERY_TOPIC, [])
+    (plan,) = archived_partitions(str(part.root), EVERY_TOPIC, [])
     log = log_path(part)
     with faults(tmp_path, Fault("open", str(log), times=2, error="ESTALE")):
         sizes = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
@@ -310,7 +310,7 @@ def _profile(part: Partition) -> Any:
 
 
 def _lookup(part: Partition) -> Any:
-    (plan,) = archive_plans(str(part.root), EVERY_TOPIC, [])
+    (plan,) = archived_partitions(str(part.root), EVERY_TOPIC, [])
     return lookup(plan, Queries(np.array([3]), np.zeros(1, np.bool_)))
 
 

@@ -4,23 +4,32 @@ Damage hides the log's end if it hides the following batches: the length field i
 a later batch. If damage is quarantined, the log ends there for all uses that need an end: limits by offset, committed
 data, streams. A read without an end continues to the last byte and meets the damage itself.
 
+The last stable offset, at which reading committed data ends, is the first offset of the oldest open transaction.
+
 Only headers are read here, and only markers' checksums are checked: a wrong header with possible values is believed.
 """
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from lastkey.logformat.batches.chunks import NO_END
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.search.partition_log import PartitionLog
+from lastkey.logformat.side_files import producer_snapshot
+from lastkey.logformat.side_files.producer_kernels import MARKER
+from lastkey.logformat.side_files.producer_state import ProducerState
+from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.data_source.pieces import LATEST, Piece, Range, SourcePartition, Wanted
 from lastkey.udfs.data_source.read_piece import resume_position
-from lastkey.udfs.lookup.last_stable_offset import damage_at, last_stable_offset
-from lastkey.udfs.storage import cached_place, cached_root, log_file
+from lastkey.udfs.storage import cached_place, cached_root, log_file, read_file
 
 _BUFFER_BYTES: Final = 1 << 20
 
@@ -40,11 +49,11 @@ def open_log(partition: SourcePartition, asked: Range) -> OpenedLog:
     reading continues to the last byte.
     """
     if asked.as_stored:
-        return OpenedLog(_log(replace(partition, log_start_offset=None), None))
+        return OpenedLog(searchable(replace(partition, log_start_offset=None), None))
     end, lost, doubtful = partition.high_watermark, None, False
     if asked.wanted.committed:
         end, lost, doubtful = _last_stable_offset(partition, asked)
-    log = _log(partition, end)
+    log = searchable(partition, end)
     if partition.segments and log.earliest > partition.segments[-1].base_offset:
         log.latest  # noqa: B018 - raises where the log does not reach its start: else it would be read as empty
     to_the_last_byte = end is None and asked.start.kind == "earliest" and asked.end.kind == "latest"
@@ -54,7 +63,7 @@ def open_log(partition: SourcePartition, asked: Range) -> OpenedLog:
         log.latest  # noqa: B018 - looked for now
     except LogFormatError:
         known, damage = _end_across_damage(partition)
-        return OpenedLog(_log(partition, end, known), damage or lost, doubtful)
+        return OpenedLog(searchable(partition, end, known), damage or lost, doubtful)
     return OpenedLog(log, lost, doubtful)
 
 
@@ -90,14 +99,17 @@ def bytes_behind(partition: SourcePartition, offset: int, *, quarantine: bool = 
     return behind - place.position
 
 
-def _log(partition: SourcePartition, end: int | None, log_end: int | None = None) -> PartitionLog:
+def searchable(partition: SourcePartition, end: int | None, log_end: int | None = None) -> PartitionLog:
+    """Return the log to search, up to the offset `end`; log_end: its end, if that is known."""
     return PartitionLog(
         partition.segments,
         log_start_offset=partition.log_start_offset,
         topic=partition.topic,
         partition=partition.partition,
+        leader_epochs=partition.epochs,
         end_offset=end,
         log_end_offset=log_end,
+        max_batch_bytes=partition.max_batch_bytes,
         place=cached_place,
     )
 
@@ -106,7 +118,7 @@ def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError 
     """Return (offset after the last batch that can be found, error that hides later ones; None: no error does)."""
     last = partition.segments[-1]
     end, position, reader = last.base_offset, 0, LogReader(_BUFFER_BYTES)
-    log = log_file(cached_root(last.root), last.path, last.size_bytes, f"{last.root}/{last.path}")
+    log = _file(last)
     while position < last.size_bytes:
         try:
             for chunk in reader.headers(log, position):
@@ -137,13 +149,96 @@ def _last_stable_offset(partition: SourcePartition, asked: Range) -> tuple[int, 
             ends = error
         return resumed
 
-    resumed = last_stable_offset(
-        segments,
-        partition.log_start_offset,
-        partition.high_watermark,
-        [(offset, partition.side_root, path) for offset, path in partition.snapshots],
-        resume if asked.quarantine else None,
-    )
+    resumed = last_stable_offset(partition, resume if asked.quarantine else None)
     if asked.quarantine and ends is None and (partition.high_watermark is None or resumed < partition.high_watermark):
-        ends = damage_at(segments, resumed)
+        ends = _damage_at(segments, resumed)
     return resumed, ends, met
+
+
+def last_stable_offset(
+    partition: SourcePartition, resume: Callable[[Segment, LogFormatError, int], int | None] | None = None
+) -> int:
+    """Return the last stable offset of a log, by the headers of its batches; no body is decompressed.
+
+    Reading begins at the newest of the snapshots that can be read and is at a segment's base; without one, at the first
+    batch. A snapshot also contains transactions that began in deleted segments.
+
+    Rule: that of a broker that has just loaded the log (KAFKA.md, "Offsets of a log"). A producer's transaction begins
+    with its first batch that is not below the log start. The transaction is open until its marker is below the high
+    watermark (None: the log end).
+
+    Raises LogFormatError for a bad log, unless there is `resume`. It gets a segment, the error and the bad batch's
+    position, and returns the next batch's; None: continue in the next segment. A transaction that was open before the
+    damage is then not recognized as open, and a reader finds no marker for it before the damage. Checks the checksums
+    of markers, and without `resume` that of the open batch.
+    """
+    segments, high_watermark = partition.segments, partition.high_watermark
+    log_start_offset = max(partition.log_start_offset or 0, segments[0].base_offset if segments else 0)
+    state, first = _loaded(partition)
+    completed, end = [np.empty(0, MARKER)], log_start_offset
+    reader = LogReader(_BUFFER_BYTES)
+    for segment in segments[first:]:
+        end, log = max(end, segment.base_offset), _file(segment)
+        position: int | None = 0
+        while position is not None and position < segment.size_bytes:
+            try:
+                for chunk in reader.headers(log, position, check_markers=True):
+                    batches, position, end = chunk.batches, chunk.end, chunk.last_offset + 1
+                    counts = (batches["producer_id"] >= 0) & (batches["last_offset"] >= log_start_offset)
+                    completed.append(state.append(batches[counts], log.path))
+                break
+            except LogFormatError as error:
+                if resume is None:
+                    raise
+                state, position = ProducerState(), resume(segment, error, position)
+    end = max(end, log_start_offset)
+    limit = end if high_watermark is None else min(end, high_watermark)
+    offset = state.last_stable_offset(limit, np.concatenate(completed).view(MARKER))
+    offset = min(max(offset, log_start_offset), limit)
+    if resume is None and offset < limit:
+        damage = _damage_at(segments, offset)
+        if damage is not None:
+            raise damage
+    return offset
+
+
+def _file(segment: Segment) -> LogFile:
+    return log_file(cached_root(segment.root), segment.path, segment.size_bytes, f"{segment.root}/{segment.path}")
+
+
+def _damage_at(segments: Sequence[Segment], offset: int) -> LogFormatError | None:
+    """Return the damage of the batch that holds an offset; None: no damage, or no such batch.
+
+    For the batch that opens the oldest open transaction: a flipped bit in its producer id opens a transaction that
+    never ends, and no reader gets far enough to detect it.
+    """
+    bases = [segment.base_offset for segment in segments]
+    number = bisect.bisect_right(bases, offset) - 1
+    if number < 0:
+        return None
+    log, reader = _file(segments[number]), LogReader(_BUFFER_BYTES)
+    try:
+        for _ in reader.headers(log, end_offset=offset):
+            pass
+        if reader.tail.reached_end_offset:
+            next(reader.chunks(log, reader.tail.position), None)
+    except LogFormatError as error:
+        return error
+    return None
+
+
+def _loaded(partition: SourcePartition) -> tuple[ProducerState, int]:
+    """Return the producers at the base of a segment, and the segment's number.
+
+    Snapshots above the high watermark are ignored: they do not show which transactions ended below it.
+    """
+    bases = {segment.base_offset: number for number, segment in enumerate(partition.segments)}
+    root, most = partition.side_root, partition.high_watermark
+    for offset, path in reversed(partition.snapshots):
+        if offset in bases and (most is None or offset <= most):
+            try:
+                entries = producer_snapshot.read(read_file(cached_root(root), path), f"{root}/{path}")
+            except LogFormatError:
+                continue  # try an older one, or read the log itself
+            return ProducerState.from_snapshot(entries), bases[offset]
+    return ProducerState(), 0

@@ -49,6 +49,8 @@ class SourcePartition:
     side_root: str = ""  # URI that the next ones are below
     snapshots: tuple[tuple[int, str], ...] = ()  # (offset, path), rising
     leader_epochs: str | None = None  # path of `leader-epoch-checkpoint`
+    epochs: tuple[tuple[int, int], ...] = ()  # (epoch, its start) of that file; of look-ups
+    max_batch_bytes: int = MAX_BATCH_BYTES  # a look-up refuses a batch that is, or decompresses to, more
     sealed: bool = False  # no writer appends to it: its last batch must be whole
     traces: Traces | None = None  # evidence of gaps; None: single files, or a generation, which was judged when made
     problem: Problem | None = None
@@ -57,6 +59,11 @@ class SourcePartition:
     def name(self) -> str:
         """`<topic>-<partition>`."""
         return f"{self.topic}-{self.partition}"
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(topic, partition), of a partition whose folder names both."""
+        return self.topic or "", self.partition or 0
 
 
 def logs_behind(partitions: Iterable[Sequence[ListedLog]], log: ListedLog) -> Sequence[ListedLog]:

@@ -21,7 +21,7 @@ from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import stopped
 from lastkey.logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from lastkey.logformat.side_files.index_builder import IndexBuilder
-from lastkey.udfs.lookup.queries import LookupPlan
+from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import cached_root, log_file
 
@@ -35,7 +35,7 @@ _CHUNK_BYTES: Final = 1 << 20
 class IndexSizesPlan:
     """One partition, and the settings of its topic's indexes."""
 
-    log: LookupPlan
+    log: SourcePartition
     index_interval_bytes: int
     segment_index_bytes: int
 
@@ -73,7 +73,7 @@ def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
     """Return the counts of one partition; batches after a bad one are not counted, and `problem` states that."""
     log = plan.log
     reader = LogReader(_CHUNK_BYTES)
-    total = IndexSizes(log.topic)
+    total = IndexSizes(log.key[0])
     days: set[int] = set()
     problem = log.problem
     for segment in log.segments if problem is None else ():

@@ -1,11 +1,11 @@
-"""Look-ups in one partition's log, planned by the driver: by offset, by time, or a column of queries.
+"""Look-ups in one partition's log, listed by the driver: by offset, by time, or a column of queries.
 
-The search itself is logformat.search.partition_log; here a plan becomes a log, and answers become columns.
+The search itself is logformat.search.partition_log; here answers become columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,15 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
-from lastkey.logformat.listing import Segment
+from lastkey.logformat.batches.chunks import NO_END
 from lastkey.logformat.names import LOG, segment_file
 from lastkey.logformat.search.partition_log import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, PartitionLog
+from lastkey.udfs.data_source.log_end import last_stable_offset, searchable
+from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.holes import ACCEPT_HINT, GapFinder, offsets_behind
-from lastkey.udfs.lookup.last_stable_offset import last_stable_offset
 from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.segments import Traces
-from lastkey.udfs.storage import cached_place
 
 SPECIAL_TIMES: Final = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
 
@@ -42,29 +41,6 @@ ANSWER: Final = pa.schema(
         pa.field("batch_last_offset", pa.int64()),
     ]
 )
-
-
-@dataclass(frozen=True)
-class LookupPlan:
-    """Log of one partition, and how to search it."""
-
-    topic: str
-    partition: int
-    archive_uri: str
-    segments: tuple[Segment, ...]
-    log_start_offset: int | None = None
-    end_offset: int | None = None
-    leader_epochs: tuple[tuple[int, int], ...] = ()
-    snapshots: tuple[tuple[int, str, str], ...] = ()  # offset, URI of the root, path; rising
-    max_batch_bytes: int = MAX_BATCH_BYTES
-    read_committed: bool = False  # answers end at the last stable offset, found by reading headers
-    traces: Traces | None = None  # evidence of gaps; None: gaps do not count
-    problem: Problem | None = None  # its files cannot be listed, or are ambiguous
-
-    @property
-    def name(self) -> str:
-        """`<topic>-<partition>`."""
-        return f"{self.topic}-{self.partition}"
 
 
 @dataclass(frozen=True)
@@ -88,47 +64,33 @@ class Queries:
     by_time: NDArray[np.bool_]
 
 
-def open_log(plan: LookupPlan) -> PartitionLog:
-    """Open the log of a plan. Reads no file yet, except for the last stable offset if `read_committed`."""
-    end = plan.end_offset
-    if plan.read_committed and plan.segments:
-        end = last_stable_offset(plan.segments, plan.log_start_offset, end, plan.snapshots)
-    return PartitionLog(
-        plan.segments,
-        log_start_offset=plan.log_start_offset,
-        topic=plan.topic,
-        partition=plan.partition,
-        leader_epochs=plan.leader_epochs,
-        end_offset=end,
-        max_batch_bytes=plan.max_batch_bytes,
-        place=cached_place,
-    )
+def open_log(partition: SourcePartition, *, committed: bool = False) -> PartitionLog:
+    """Open a log. Reads no file yet, except for the last stable offset if `committed`: answers end there."""
+    stable = committed and bool(partition.segments)
+    return searchable(partition, last_stable_offset(partition) if stable else partition.high_watermark)
 
 
-def open_whole(plan: LookupPlan) -> Partition:
-    """Return the log of a plan for a program that reads it. LogFormatError: it cannot be listed, or has a gap."""
-    if plan.problem is not None:
-        raise plan.problem.as_error()
-    log = open_log(plan)
-    Passed(plan, log, _HINT_IN_PYTHON).check_all()
+def open_whole(partition: SourcePartition) -> Partition:
+    """Return a log for a program that reads it. LogFormatError: it cannot be listed, or has a gap."""
+    if partition.problem is not None:
+        raise partition.problem.as_error()
+    log = open_log(partition)
+    Passed(partition, log, _HINT_IN_PYTHON).check_all()
     return log
 
 
-def lookup(plan: LookupPlan, queries: Queries) -> Lookup:
+def lookup(partition: SourcePartition, queries: Queries, *, committed: bool = False) -> Lookup:
     """Return the answers of one partition. If its files have a problem, every row's status is the problem's kind."""
-    problem = plan.problem
-    if problem is None:
-        done = attempt(plan.name, lambda: _looked_up(plan, queries))
-        if isinstance(done, Lookup):
-            return done
-        problem = done
-    return Lookup(plan.topic, plan.partition, no_answers(problem.kind, len(queries.targets)), problem=problem)
 
+    def work() -> Lookup:
+        with open_log(partition, committed=committed) as log:
+            answers = _answers(log, queries, Passed(partition, log))
+            return Lookup(*partition.key, answers, log.earliest, log.latest, log.notes)
 
-def _looked_up(plan: LookupPlan, queries: Queries) -> Lookup:
-    with open_log(plan) as log:
-        answers = _answers(log, queries, Passed(plan, log))
-        return Lookup(plan.topic, plan.partition, answers, log.earliest, log.latest, log.notes)
+    done = attempt(partition.name, work) if partition.problem is None else partition.problem
+    if isinstance(done, Lookup):
+        return done
+    return Lookup(*partition.key, no_answers(done.kind, len(queries.targets)), problem=done)
 
 
 class Passed:
@@ -136,8 +98,8 @@ class Passed:
     once.
     """
 
-    def __init__(self, plan: LookupPlan, log: PartitionLog, hint: str = ACCEPT_HINT) -> None:
-        self._traces, self._log, self._finder = plan.traces, log, GapFinder(hint)
+    def __init__(self, partition: SourcePartition, log: PartitionLog, hint: str = ACCEPT_HINT) -> None:
+        self._traces, self._log, self._finder = partition.traces, log, GapFinder(hint)
         self._bases = np.array([segment.base_offset for segment in log.segments], np.int64)
         self._judged: set[int] = set()
 
@@ -235,29 +197,32 @@ def _numbers(values: NDArray[np.int64]) -> Any:
     return pa.array(values, mask=values < 0)
 
 
-def lookup_table(plans: dict[tuple[str, int], LookupPlan], batches: Iterator[Any]) -> Iterator[Any]:
+Logs = dict[tuple[str, int], tuple[PartitionLog, Passed]]
+
+
+def lookup_table(
+    partitions: Mapping[tuple[str, int], SourcePartition], batches: Iterator[Any], *, committed: bool = False
+) -> Iterator[Any]:
     """Yield record batches of queries with the answers' columns after theirs, in order, each as long as it came.
 
     Columns: topic, partition; offset, timestamp (ms int64, either may be missing or null; the offset is first). Rows of
     one partition should come together: only the log of a batch's last partition stays open for the next batch.
     """
-    logs: dict[tuple[str, int], tuple[PartitionLog, Passed]] = {}
+    logs: Logs = {}
     try:
         for batch in batches:
-            yield _answered(plans, logs, batch)
+            yield _answered(partitions, logs, batch, committed=committed)
     finally:
         _close(logs)
 
 
-def _close(logs: dict[tuple[str, int], tuple[PartitionLog, Passed]]) -> None:
+def _close(logs: Logs) -> None:
     for log, _ in logs.values():
         log.close()
     logs.clear()
 
 
-def _answered(
-    plans: dict[tuple[str, int], LookupPlan], logs: dict[tuple[str, int], tuple[PartitionLog, Passed]], batch: Any
-) -> Any:
+def _answered(partitions: Mapping[tuple[str, int], SourcePartition], logs: Logs, batch: Any, *, committed: bool) -> Any:
     n = batch.num_rows
     none = pa.nulls(n, pa.int64())
     has = batch.schema.names
@@ -279,7 +244,8 @@ def _answered(
         key = topic, int(number)
         if key not in logs:
             _close(logs)  # keep one partition's log open: each maps its segments
-        parts.append(_find_in_partition(plans.get(key), logs, targets[rows], by_time[rows], asked[rows]))
+        queries = Queries(targets[rows], by_time[rows])
+        parts.append(_find_in_partition(partitions.get(key), logs, queries, asked[rows], committed=committed))
     back = np.empty(n, np.int64)
     back[order] = np.arange(n)
     answers = pa.Table.from_batches(parts, ANSWER).combine_chunks() if parts else ANSWER.empty_table()
@@ -289,25 +255,23 @@ def _answered(
 
 
 def _find_in_partition(
-    plan: LookupPlan | None,
-    logs: dict[tuple[str, int], tuple[PartitionLog, Passed]],
-    targets: NDArray[np.int64],
-    by_time: NDArray[np.bool_],
-    asked: NDArray[np.bool_],
+    partition: SourcePartition | None, logs: Logs, queries: Queries, asked: NDArray[np.bool_], *, committed: bool
 ) -> Any:
-    if plan is None or plan.problem is not None:
-        return no_answers("no_partition" if plan is None or plan.problem is None else plan.problem.kind, len(targets))
-    key = plan.topic, plan.partition
+    targets, by_time = queries.targets, queries.by_time
+    if partition is None or partition.problem is not None:
+        problem = None if partition is None else partition.problem
+        return no_answers("no_partition" if problem is None else problem.kind, len(targets))
+    key = partition.key
     valid = asked & ~(by_time & (targets < MAX_TIMESTAMP))
 
     def answer() -> Any:
         if key not in logs:
-            log = open_log(plan)
-            logs[key] = log, Passed(plan, log)
+            log = open_log(partition, committed=committed)
+            logs[key] = log, Passed(partition, log)
         log, passed = logs[key]
         return _answers(log, Queries(np.where(valid, targets, log.earliest), by_time & valid), passed)
 
-    answers = attempt(plan.name, answer)
+    answers = attempt(partition.name, answer)
     if isinstance(answers, Problem):
         return no_answers(answers.kind, len(targets))
     if valid.all():

@@ -19,7 +19,7 @@ from lastkey.jobs.command.config import check_now_ms, load_config
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
-from lastkey.jobs.lookup.plans import archive_plans
+from lastkey.jobs.lookup.partitions import archived_partitions
 from lastkey.jobs.lookup.query_table import answered
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from lastkey.logformat.batches.segment import open_segment
@@ -177,7 +177,7 @@ def test_lookup_in_a_store_equals_that_in_the_restored_generation(store, capsys,
 def test_queries_of_a_table_are_answered(spark, tmp_path, tmp_path_factory):
     case = golden(tmp_path_factory)["two-parts"]
     root = case.input(case.partitions[0]).parent
-    plans = archive_plans(str(root), EVERY_TOPIC, [])
+    plans = archived_partitions(str(root), EVERY_TOPIC, [])
     held = {plan.name: records(root / plan.name) for plan in plans}
     rows, expected = [], {}
     for name, table in held.items():
@@ -287,15 +287,15 @@ def test_gap_at_the_start_or_end_of_the_log_is_a_problem(tmp_path, capsys):
 
 def test_gap_above_the_readable_end_is_ignored(holed):
     """A high watermark, or an open transaction, ends the answers in front of the hole."""
-    [plan] = archive_plans(str(holed.root), EVERY_TOPIC, [])
+    [plan] = archived_partitions(str(holed.root), EVERY_TOPIC, [])
     late = Queries(np.array([START_MS + 99]), np.array([True]))
     assert lookup(plan, late).problem.kind == "gap"
-    assert lookup(replace(plan, end_offset=12), late).problem is None
-    assert lookup(replace(plan, end_offset=13), late).problem.kind == "gap"
+    assert lookup(replace(plan, high_watermark=12), late).problem is None
+    assert lookup(replace(plan, high_watermark=13), late).problem.kind == "gap"
 
 
 def test_answers_to_a_table_of_queries_have_the_gap(holed):
-    plans = {("t", 0): archive_plans(str(holed.root), EVERY_TOPIC, [])[0]}
+    plans = {("t", 0): archived_partitions(str(holed.root), EVERY_TOPIC, [])[0]}
     rows = pa.record_batch({"topic": ["t"] * 2, "partition": [0] * 2, "offset": [11, 24]})
     passing = pa.record_batch({"topic": ["t"] * 2, "partition": [0] * 2, "offset": [11, 13]})
     status = [batch.column("status").to_pylist() for batch in lookup_table(plans, iter([rows, passing]))]

@@ -16,7 +16,7 @@ from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.jobs.lookup import minute_table as time_index
 from lastkey.jobs.lookup.minute_table import happened, refresh, run_at
-from lastkey.jobs.lookup.plans import archive_plans
+from lastkey.jobs.lookup.partitions import archived_partitions
 from lastkey.jobs.store.minutes import minute_table
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
@@ -82,7 +82,7 @@ def test_time_index_table_is_built_queried_and_updated(spark, archive, tmp_path,
             assert minutes == expected(archive, first, last)
 
     def refresh_table():
-        return refresh(spark, state, archive_plans(str(archive), EVERY_TOPIC, []))
+        return refresh(spark, state, archived_partitions(str(archive), EVERY_TOPIC, []))
 
     report = refresh_table()
     size = sum(log.stat().st_size for log in files_in(archive, "**/*.log"))
@@ -175,7 +175,7 @@ def test_live_log_is_indexed_up_to_the_high_watermark(spark, tmp_path):
 
 @pytest.mark.slow
 def test_many_tasks_write_the_same_rows_as_one(spark, archive, monkeypatch):
-    segments = [s for plan in archive_plans(str(archive), EVERY_TOPIC, []) for s in time_index._segments(plan)]
+    segments = [s for plan in archived_partitions(str(archive), EVERY_TOPIC, []) for s in time_index._segments(plan)]
     here = time_index._frame(spark, segments)
     monkeypatch.setattr(time_index, "_TASK_BYTES", 1)
     existing = time_index._frame(spark, segments)

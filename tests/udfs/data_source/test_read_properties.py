@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.lookup.last_stable_offset import last_stable_offset as ours_of
+from lastkey.udfs.data_source.log_end import last_stable_offset as ours_of
+from lastkey.udfs.data_source.pieces import SourcePartition
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.sources import read
 from tests.reference.log import decode_log
@@ -101,8 +102,9 @@ def test_last_stable_offset_is_found_from_any_snapshot(tmp_path_factory, text, l
         Segment(str(folder), log.name, base, log.stat().st_size, 0)
         for log, base in zip(files.logs, files.bases, strict=True)
     ]
-    snapshots = sorted((int(path.stem), str(folder), path.name) for path in folder.glob("*.snapshot"))[: lost or None]
-    stable_offset = ours_of(segments, files.bases[0], high_watermark, snapshots)
+    snapshots = sorted((int(path.stem), path.name) for path in folder.glob("*.snapshot"))[: lost or None]
+    first = files.bases[0]
+    stable_offset = ours_of(SourcePartition("t", 0, segments, first, high_watermark, str(folder), tuple(snapshots)))
     assert stable_offset == last_stable_offset(batches, high_watermark)
     shutil.rmtree(folder.parent)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lastkey.jobs.lookup.plans import archive_plans
+from lastkey.jobs.lookup.partitions import archived_partitions
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.udfs.lookup.index_sizes import IndexSizesPlan, index_sizes, offset_index_bytes, time_index_bytes_per_day
@@ -29,7 +29,7 @@ def test_index_sizes_equal_the_tables_of_the_proposals():
 def test_sizing_counts_equal_those_of_the_headers(name, tmp_path_factory):
     case = golden(tmp_path_factory)[name]
     folder = case.input(case.partitions[0])
-    [plan] = archive_plans(str(folder.parent), TopicFilter((case.partitions[0].rpartition("-")[0],)), [])
+    [plan] = archived_partitions(str(folder.parent), TopicFilter((case.partitions[0].rpartition("-")[0],)), [])
     sizes = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
     headers = {log: open_segment(log).headers() for log in files_in(folder)}
     assert sizes.segments == len(headers)
@@ -53,7 +53,7 @@ def test_damaged_log_is_counted_up_to_the_damage(tmp_path):
     data = bytearray(log.read_bytes())
     data[len(data) // 3 * 2 + 16] = 9
     log.write_bytes(data)
-    [plan] = archive_plans(str(tmp_path), EVERY_TOPIC, [])
+    [plan] = archived_partitions(str(tmp_path), EVERY_TOPIC, [])
     sizes = index_sizes(IndexSizesPlan(plan, 4096, 10 << 20))
     assert sizes.problem is not None
     assert sizes.problem.kind == "magic"

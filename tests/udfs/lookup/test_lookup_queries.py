@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import datetime
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from lastkey.jobs.data_source.plan_tasks import source_partitions
-from lastkey.jobs.lookup.plans import archive_plans
+from lastkey.jobs.lookup.partitions import archived_partitions
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat.search.partition_log import MAX_TIMESTAMP
 from lastkey.udfs.data_source.log_end import find_ends
-from lastkey.udfs.lookup.queries import ANSWER, LookupPlan, as_ms, lookup_table, open_log
+from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.lookup.queries import ANSWER, as_ms, lookup_table, open_log
 from tests.builders.logs import write_partition
 from tests.builders.opened import open_partition
 from tests.builders.sources import parse_options
@@ -28,7 +28,7 @@ def logs(tmp_path_factory):
     """Plans by partition, and the folder of their partitions."""
     case = golden(tmp_path_factory)["two-parts"]
     root = case.input(case.partitions[0]).parent
-    return {(plan.topic, plan.partition): plan for plan in archive_plans(str(root), EVERY_TOPIC, [])}, root
+    return {(plan.topic, plan.partition): plan for plan in archived_partitions(str(root), EVERY_TOPIC, [])}, root
 
 
 def ask(plans, rows, size):
@@ -106,7 +106,7 @@ def test_damaged_log_gives_a_status(tmp_path):
     data = bytearray(log.read_bytes())
     data[16] = 9
     log.write_bytes(data)
-    plans = {("t", 0): archive_plans(str(tmp_path), EVERY_TOPIC, [])[0]}
+    plans = {("t", 0): archived_partitions(str(tmp_path), EVERY_TOPIC, [])[0]}
     assert [answer["status"] for answer in ask(plans, [("t", 0, 1, None), ("t", 0, None, 1)], 2)] == ["magic"] * 2
 
 
@@ -115,20 +115,20 @@ def test_transaction_from_a_deleted_segment_is_still_open(tmp_path):
     folder = write_partition(
         tmp_path / "t-0", "a=1 | b=2 | {pid=1 txn} c=3 || {pid=2 txn} d=4 | {pid=2 commit} || e=5"
     ).folder
-    (plan,) = archive_plans(str(tmp_path), EVERY_TOPIC, [])
+    (plan,) = archived_partitions(str(tmp_path), EVERY_TOPIC, [])
     assert ends(plan) == (0, 2)
     for path in files_in(folder, "00000000000000000000.*"):
         path.unlink()
     for checkpoint in (None, 0, 3):
         if checkpoint is not None:
             (tmp_path / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {checkpoint}\n")
-        (plan,) = archive_plans(str(tmp_path), EVERY_TOPIC, [])
+        (plan,) = archived_partitions(str(tmp_path), EVERY_TOPIC, [])
         (partition,) = source_partitions(parse_options("kafka_log", tmp_path))
         assert ends(plan) == find_ends(partition, committed=True)[:2] == (3, 3)
 
 
-def ends(plan: LookupPlan) -> tuple[int, int]:
-    with open_log(replace(plan, read_committed=True)) as log:
+def ends(plan: SourcePartition) -> tuple[int, int]:
+    with open_log(plan, committed=True) as log:
         return log.earliest, log.latest
 
 

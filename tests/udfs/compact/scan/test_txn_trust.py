@@ -14,7 +14,7 @@ from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.compact.plan_inputs import input_from_archive
-from lastkey.jobs.lookup.plans import archive_plans
+from lastkey.jobs.lookup.partitions import archived_partitions
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.batches.segment import open_segment
@@ -163,9 +163,9 @@ def test_readers_ignore_the_transaction_index(root: Path, row: int, name: str, v
         index_path(root).unlink()
     committed = read("kafka_log", root, isolationLevel="read_committed")["offset"].to_pylist()
     assert committed == [0, 1, 7, 10, 11]
-    (plan,) = archive_plans(str(root), EVERY_TOPIC, [])
+    (plan,) = archived_partitions(str(root), EVERY_TOPIC, [])
     queries = Queries(np.array([-1]), np.array([True]))
-    assert lookup(changed(plan, read_committed=True), queries).answers["answer_offset"].to_pylist() == [12]  # the end
+    assert lookup(plan, queries, committed=True).answers["answer_offset"].to_pylist() == [12]  # the end
 
 
 def test_index_entry_may_begin_before_the_retained_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
