@@ -18,9 +18,8 @@ from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.errors import MissingPathError, UnknownNameError
 from lastkey.jobs.spark.workers import Runner
 from lastkey.jobs.topics import KAFKAS_OWN, Key, TopicFilter
-from lastkey.udfs.audit.committed import TOPICS, Committed, gather, read_commits
+from lastkey.udfs.audit.committed import CONSUMER_OFFSETS, TOPICS, Committed, OffsetCommit, gather, read_commits
 from lastkey.udfs.audit.delivery import Position
-from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS, OffsetCommit
 
 _KAFKAS_OWN = TopicFilter((KAFKAS_OWN,))
 

@@ -22,8 +22,8 @@ from lastkey.jobs.command.store_options import AuditFailoverOptions
 from lastkey.jobs.command.whole_file import PLAN, checked_output, write_page
 from lastkey.jobs.errors import UnknownNameError, UsageError
 from lastkey.jobs.topics import Key, TopicFilter
+from lastkey.udfs.audit.committed import CHECKPOINT_TOPICS, MirrorCheckpoint, read_checkpoints
 from lastkey.udfs.audit.failover import LOST_ROW
-from lastkey.udfs.audit.mirror_checkpoints import CHECKPOINT_TOPICS, MirrorCheckpoint, read_checkpoints
 from lastkey.udfs.data_source.pieces import SourcePartition
 
 _SUMS = ("undelivered", "lost", "superseded", "read", "again", "not_of_a", "passed_over")
@@ -183,8 +183,8 @@ class FailoverAudit(PairAudit[AuditFailoverOptions, FailoverReport]):
         """Report where MirrorMaker 2 lets the group continue in B, beside each answer: a second opinion."""
         report, read = self.report, partial(read_checkpoints, group=self.options.group)
         made = self.workers.run(read, _checkpoint_logs(self.options.b), "audit: checkpoints of MirrorMaker 2")
-        report.other_problems += [problem for one in made for problem in one.problems]
-        theirs = {(one.topic, one.partition): one for each in made for one in each.checkpoints}
+        report.other_problems += [problem for _, problems in made for problem in problems]
+        theirs = {(one.topic, one.partition): one for checkpoints, _ in made for one in checkpoints}
         pairs = ((one, theirs.get((one.b_topic or "", one.partition))) for one in report.partitions)
         report.mirror_maker = [_opinion(one, checkpoint) for one, checkpoint in pairs if checkpoint is not None]
         report.notes += [

@@ -22,8 +22,7 @@ from lastkey.jobs.command.store_options import AuditDeliveryOptions
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
 from lastkey.jobs.store.history import job_rows
 from lastkey.jobs.store.tables import open_state
-from lastkey.udfs.audit.committed import gather, partition_for
-from lastkey.udfs.audit.group_records import CommitsRead, OffsetCommit
+from lastkey.udfs.audit.committed import CommitsRead, OffsetCommit, gather, partition_for
 from tests.builders.archives import Lab
 from tests.builders.damage import edit
 from tests.builders.groups import commit, commit_key, end, in_transaction, share_record, share_topics, write_log
