@@ -7,10 +7,9 @@ made from. A later audit keeps the rows of units with the same fingerprint, and 
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lastkey.udfs.audit.runs import Sides, Unit, VersionRows, load
-from lastkey.udfs.storage import file_size, flush, make_folder, native_output, open_file, open_root
+from lastkey.udfs.audit.tables import new_file
+from lastkey.udfs.storage import file_size, flush, open_file, open_root
 
 _UNITS = b"lastkey.units"
+_WRITTEN: Final[dict[str, Any]] = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
 Fingerprints = Mapping[Unit, str]
 
 
@@ -79,17 +80,12 @@ def answer(asked: Asked, bounds: tuple[int, int]) -> AnswerFile:
 
 def write_rows(asked: Asked, table: pa.Table, more: Any = None) -> AnswerFile:
     """Write and flush rows of the units that are answered as a file of the result table."""
-    root, path = (
-        open_root(asked.sides.root),
-        f"{asked.folder}/{uuid.uuid4().hex}.parquet",
-    )  # a repeated task has another
+    root = open_root(asked.sides.root)
     metadata = {_UNITS: json.dumps([[*unit, fingerprint] for unit, fingerprint in asked.fingerprints.items()])}
-    make_folder(root, asked.folder)
-    with native_output(root, path) as stream:
-        pq.write_table(
-            table.replace_schema_metadata(metadata), stream, compression="zstd", compression_level=1,
-            write_page_checksum=True, use_dictionary=[name for name in table.column_names if not _is_distinct(name)],
-        )  # fmt: skip
+    table = table.replace_schema_metadata(metadata)
+    encoded = [name for name in table.column_names if not _is_distinct(name)]
+    with new_file(root, asked.folder, table.schema, use_dictionary=encoded, **_WRITTEN) as (path, writer, _):
+        writer.write_table(table)
     flush(root, path)
     return AnswerFile(path, file_size(root, path) or 0, len(table), asked.question.summary(table), more)
 
@@ -133,23 +129,3 @@ def _codes(table: pa.Table, places: pa.Table) -> np.ndarray:
     topic = pc.index_in(table["topic"], pc.unique(places["topic"])).fill_null(-1)
     codes: np.ndarray = (np.asarray(topic).astype(np.int64) << 32) + np.asarray(table["partition"])
     return codes
-
-
-def first_rows(rows: pa.Table, by: Sequence[tuple[str, ...]], most: int) -> pa.Table:
-    """Return the first rows in an order of columns, at most so many."""
-    return rows.take(pc.select_k_unstable(rows, most, sort_keys=list(by)))
-
-
-def added_up(rows: pa.Table, names: Sequence[str], **ways: str) -> pa.Table:
-    """Return a row for each value of the columns `names`, in their order, with the sums of the others, or what `ways`
-    names for a column.
-    """
-    counts = {name: ways.get(name, "sum") for name in rows.column_names if name not in names}
-    found = rows.group_by(list(names), use_threads=False).aggregate(list(counts.items()))
-    found = found.select([*names, *(f"{name}_{way}" for name, way in counts.items())])
-    return found.rename_columns([*names, *counts]).sort_by([(name, "ascending") for name in names])
-
-
-def joined(summaries: Sequence[Mapping[str, pa.Table]]) -> dict[str, pa.Table]:
-    """Return tables of the same names one after the other."""
-    return {name: pa.concat_tables([tables[name] for tables in summaries]) for name in summaries[0]}

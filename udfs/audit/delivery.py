@@ -17,7 +17,6 @@ are undelivered.
 from __future__ import annotations
 
 import itertools
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +25,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lastkey.logformat.primitives.binary_arrays import keyed_hashes
-from lastkey.udfs.audit.answers import first_rows
 from lastkey.udfs.audit.entries import Secret, bins
 from lastkey.udfs.audit.runs import (
     Bools,
@@ -43,10 +40,10 @@ from lastkey.udfs.audit.runs import (
     grouped,
     last_valid,
     load_file,
-    make_table,
     sums,
 )
-from lastkey.udfs.storage import make_folder, native_output, open_root
+from lastkey.udfs.audit.tables import first_rows, make_table, new_file
+from lastkey.udfs.storage import open_root
 
 LAGS: Final = ("lag_versions", "lag_offsets", "lag_ms", "age_ms")
 DELIVERIES: Final = pa.schema(
@@ -305,11 +302,9 @@ def write_told(
     hashes = keyed_hashes(rows["key"].combine_chunks(), secret).view(np.int64)
     rows = rows.drop_columns("key")
     rows = rows.append_column("high", pa.array(hashes[:, 1])).append_column("low", pa.array(hashes[:, 0]))
-    order, root = np.argsort(bins(hashes[:, 1]), kind="stable"), open_root(root_uri)
-    path = f"{folder}/{uuid.uuid4().hex}.parquet"
-    make_folder(root, folder)
-    with native_output(root, path) as stream:
-        pq.write_table(rows.take(pa.array(order)), stream, compression="lz4", row_group_size=_GROUP_ROWS)
+    order = np.argsort(bins(hashes[:, 1]), kind="stable")
+    with new_file(open_root(root_uri), folder, rows.schema, compression="lz4") as (path, writer, _):
+        writer.write_table(rows.take(pa.array(order)), _GROUP_ROWS)
     named = rows.select(["group", "topic"]).group_by(["group", "topic"]).aggregate([]).combine_chunks()
     paths = pa.repeat(pa.scalar(path), len(named))
     columns = [paths, *(named[name].cast(pa.string()).combine_chunks() for name in ("group", "topic"))]

@@ -17,7 +17,6 @@ In memory at a time: what udfs.data_source needs, and a run: _MOST_ENTRIES with 
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
@@ -38,12 +36,13 @@ from lastkey.logformat.schemas import PROBLEM
 from lastkey.logformat.storage.io_counts import WRITTEN, spend
 from lastkey.udfs.audit import entry_kernels as kernels
 from lastkey.udfs.audit.entry_kernels import ENTRY, FIRST, GROUP, KEY_BYTES, LAST, N_STATE, NEWEST_MS, Entries
+from lastkey.udfs.audit.tables import make_table, new_file
 from lastkey.udfs.data_source.pieces import Piece, ReadSpec, Wanted, logs_behind
 from lastkey.udfs.data_source.records import read_records
 from lastkey.udfs.decode.partitioner import default_partitions
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import ListedLog
-from lastkey.udfs.storage import Root, cached_root, flush, log_file, make_folder, native_output, open_root
+from lastkey.udfs.storage import Root, cached_root, file_size, flush, log_file, open_root
 
 Secret = tuple[int, int]  # key of the hashes, two uint64
 PartitionLogs = Sequence[Sequence[ListedLog]]  # logs of all partitions that are read
@@ -78,7 +77,10 @@ ENTRIES: Final = pa.schema(
 )
 ONE_VERSION: Final = {"bytes": "size_bytes", "first_offset": "offset", "first_timestamp_ms": "timestamp_ms"}
 _PLAIN: Final = ("high", "low", "digest")  # hashes cannot be compressed
-_COMPRESSION: Final = {name: "NONE" if name in _PLAIN else "LZ4" for name in ENTRIES.names}
+_WRITTEN: Final[dict[str, Any]] = {
+    "compression": {name: "NONE" if name in _PLAIN else "LZ4" for name in ENTRIES.names}, "write_page_checksum": True,
+    "use_dictionary": ["read_id", "size_bytes", "versions"], "write_statistics": ["high"],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,14 +143,18 @@ def read_task(logs: PartitionLogs, task: ReadTask) -> FileRead:
 
     logs: searched for the end of a transaction, and for cleaned batches above a hole.
     """
+    store, found = open_root(task.store_uri), list[StretchRead]()
     with ExitStack() as stack:
-        out = _RunFile(open_root(task.store_uri), task.folder, stack)
-        collector, found = _Collector(task, out), []
+        collector = _Collector(task, store, stack)
         for group in task.groups:
             collector.begin(group)
             found += [_read(task, group, stretch, logs[group.partition], collector) for stretch in group.stretches]
         collector.write()
-    return FileRead(*out.written(), found)
+    if not collector.path:
+        return FileRead("", 0, 0, found)
+    flush(store, collector.path)
+    name = collector.path.removeprefix(f"{task.folder}/")
+    return FileRead(name, file_size(store, collector.path) or 0, collector.entries, found)
 
 
 def _read(
@@ -184,10 +190,13 @@ def _read(
 
 
 class _Collector:
-    """Entries of a run, of one group after the other."""
+    """Entries of a run, of one group after the other. The first entry makes the file."""
 
-    def __init__(self, task: ReadTask, out: _RunFile) -> None:
-        self._task, self._out = task, out
+    def __init__(self, task: ReadTask, store: Root, stack: ExitStack) -> None:
+        self._task, self._store, self._stack = task, store, stack
+        self.path = ""  # path of the file, below the store; "": there is no entry
+        self._writer: Any = None
+        self._stream: Any = None
         # An array takes memory where it is written
         self._rows, self._keys = np.empty(_MOST_ENTRIES + _SLACK, ENTRY), np.empty(_MOST_KEY_BYTES + _SLACK, np.uint8)
         self._slots = np.zeros(1, np.int32)
@@ -246,11 +255,20 @@ class _Collector:
         for first, stop in edges:
             part = order[first:stop]
             of = np.searchsorted(firsts, part, "right") - 1
-            self._out.add(self._table(part, [group for _, group in groups], of))
+            self._write(self._table(part, [group for _, group in groups], of))
         self._written += n
         self.state[[kernels.ENTRIES, KEY_BYTES]] = 0
         self._groups = []
         self.begin(groups[-1][1])
+
+    def _write(self, rows: pa.Table) -> None:
+        """Write rows as a row group."""
+        if not self.path:
+            file = new_file(self._store, self._task.folder, ENTRIES, **_WRITTEN)
+            self.path, self._writer, self._stream = self._stack.enter_context(file)
+        before = self._stream.tell()
+        self._writer.write_table(rows)
+        spend(self._stream.tell() - before, WRITTEN)
 
     def _table(self, part: NDArray[np.int64], groups: Sequence[Group], of: NDArray[np.int64]) -> pa.Table:
         """Return some rows as those of ENTRIES. of: int64[n], the group of each."""
@@ -264,16 +282,13 @@ class _Collector:
         kernels.copy_keys(self._keys, columns["key_at"], ends, data)
         known = pa.py_buffer(np.packbits(~keyless, bitorder="little")) if keyless.any() else None
         keys = pa.Array.from_buffers(pa.binary(), n, [known, pa.py_buffer(ends), pa.py_buffer(data)])
-        apart = groups[0].cuts is None
-        columns["read_id"] = np.array([group.entries_id for group in groups], np.int64)[of]
-        arrays: dict[str, Any] = {name: pa.array(columns[name]) for name in columns.keys() & {*ENTRIES.names}}
-        arrays |= {name: pa.nulls(n) for name in (("versions", *ONE_VERSION) if apart else ("digest",))}
-        arrays |= {"key": keys, "expected": pa.nulls(n)}
+        columns |= dict.fromkeys(("versions", *ONE_VERSION) if groups[0].cuts is None else ("digest",))
+        columns |= {"key": keys, "read_id": np.array([group.entries_id for group in groups], np.int64)[of]}
         if self._task.hide_keys:
             n_partitions = np.array([group.n_partitions for group in groups], np.int32)[of]
-            arrays["expected"] = default_partitions(keys, pa.array(n_partitions))
-            arrays["key"] = as_bytes(np.column_stack([columns["low"], columns["high"]]).view(np.uint64), keys)
-        return pa.table([arrays[c.name].cast(c.type) for c in ENTRIES], schema=ENTRIES)
+            columns["expected"] = default_partitions(keys, pa.array(n_partitions))
+            columns["key"] = as_bytes(np.column_stack([columns["low"], columns["high"]]).view(np.uint64), keys)
+        return make_table(n, columns, ENTRIES)
 
 
 def _larger(array: NDArray[Any], used: int, n: int) -> NDArray[Any]:
@@ -303,43 +318,6 @@ def sort_run(high: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[tuple[int
             edges.append((first, stop))
             first = stop
     return order, edges
-
-
-class _RunFile:
-    """Parquet file of runs, made with the first row group."""
-
-    def __init__(self, store: Root, folder: str, stack: ExitStack) -> None:
-        self._store, self._folder, self._stack = store, folder, stack
-        self._name = f"{uuid.uuid4().hex}.parquet"
-        self._stream: Any = None
-        self._writer: Any = None
-        self._rows = 0
-
-    def add(self, rows: pa.Table) -> None:
-        """Write rows as a row group."""
-        if self._writer is None:
-            make_folder(self._store, self._folder)
-            self._stream = self._stack.enter_context(native_output(self._store, self._path))
-            writer = pq.ParquetWriter(
-                self._stream, ENTRIES, compression=_COMPRESSION, write_page_checksum=True,
-                use_dictionary=["read_id", "size_bytes", "versions"], write_statistics=["high"],
-            )  # fmt: skip
-            self._writer = self._stack.enter_context(writer)
-        before = self._stream.tell()
-        self._writer.write_table(rows)
-        self._rows += len(rows)
-        spend(self._stream.tell() - before, WRITTEN)
-
-    def written(self) -> tuple[str, int, int]:
-        """Flush the closed file. Return its name, bytes and rows; no name without rows."""
-        if not self._rows:
-            return "", 0, 0
-        flush(self._store, self._path)
-        return self._name, self._store.filesystem.get_file_info(self._store.full(self._path)).size, self._rows
-
-    @property
-    def _path(self) -> str:
-        return f"{self._folder}/{self._name}"
 
 
 def last_batch(piece: Piece, position: int) -> tuple[int, int, int] | None:

@@ -28,7 +28,6 @@ In memory at a time: the versions of a range; for `first_new` 60 bytes for each 
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -39,7 +38,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from lastkey.udfs.audit.answers import first_rows, joined
 from lastkey.udfs.audit.failover_kernels import (
     COUNTED,
     DELIVERED,
@@ -54,8 +52,9 @@ from lastkey.udfs.audit.failover_kernels import (
     find_states,
 )
 from lastkey.udfs.audit.pairs import PAIR_COLUMNS, PAIRS, Matches, match
-from lastkey.udfs.audit.runs import Bools, Ints, Unit, VersionRows, make_table
-from lastkey.udfs.storage import make_folder, native_output, open_file, open_root
+from lastkey.udfs.audit.runs import Bools, Ints, Unit, VersionRows
+from lastkey.udfs.audit.tables import first_rows, joined, make_table, new_file
+from lastkey.udfs.storage import open_file, open_root
 
 PARTITION, LOST_RECORD = "partition", "lost"  # kinds of rows of PAIRS
 LOST_ROW: Final = pa.schema([PAIRS.field(name) for name in ("topic", "partition", "offset", "timestamp_ms", "key")])
@@ -93,9 +92,7 @@ class FailoverQuestion:
 
     def answer(self, parts: Iterable[VersionRows]) -> tuple[pa.Table, RangeResult]:
         """Return the rows of lost records, and figures and states of the range."""
-        root, path = open_root(self.root), f"{self.states_folder}/{uuid.uuid4().hex}.parquet"
-        make_folder(root, self.states_folder)
-        with native_output(root, path) as stream, pq.ParquetWriter(stream, _STATES, **_WRITTEN) as writer:
+        with new_file(open_root(self.root), self.states_folder, _STATES, **_WRITTEN) as (path, writer, _):
             tables, figures = zip(*(self._part(part, writer) for part in parts), strict=True)
         return pa.concat_tables(tables), RangeResult(add_figures(figures), path)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastkey.udfs.audit.answers import added_up, first_rows, joined
-from lastkey.udfs.audit.runs import VersionRows, by_key, grouped, make_table, sums
+from lastkey.udfs.audit.runs import VersionRows, by_key, grouped, sums
+from lastkey.udfs.audit.tables import added_up, first_rows, joined, make_table
 from lastkey.udfs.decode.partitioner import default_partitions
 
 AUDIT_KEYS: Final = pa.schema(

@@ -33,9 +33,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lastkey.udfs.audit.answers import added_up, first_rows, joined
 from lastkey.udfs.audit.pairs import PAIR_COLUMNS, PAIRS, Matches, match
-from lastkey.udfs.audit.runs import Bools, Ints, Unit, VersionRows, first_valid, make_table, sums
+from lastkey.udfs.audit.runs import Bools, Ints, Unit, VersionRows, first_valid, sums
+from lastkey.udfs.audit.tables import added_up, first_rows, joined, make_table
 
 EQUAL, DELETED, UNKNOWN = "equal", "deleted", "unknown"
 LAWFUL: Final = (EQUAL, DELETED)

@@ -19,11 +19,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lastkey.udfs.audit.entries import BINS, ENTRIES, GROUP_BINS, ONE_VERSION, bins
 from lastkey.udfs.audit.group_kernels import UNSORTED, KeyedRows, group_rows
+from lastkey.udfs.audit.tables import make_table
 from lastkey.udfs.storage import open_file, open_root
 
 Bools = NDArray[np.bool_]
@@ -52,11 +54,6 @@ class Sides:
     units: tuple[Unit, ...]
     files: tuple[Mapping[str, Sequence[Shown]], ...]
 
-    @property
-    def timed(self) -> Ints:
-        """Units whose versions are ordered by time: their topics are compared as a whole."""
-        return np.array([n for n, (_, number) in enumerate(self.units) if number == ALL_PARTITIONS], np.int64)
-
     def places(self, unit: NDArray[np.int32]) -> dict[str, Any]:
         """Return the columns topic and partition of rows of units."""
         topics, numbers = (
@@ -84,12 +81,6 @@ class VersionRows:
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.columns[name]
-
-    @property
-    def timed(self) -> Bools:
-        """Rows that are ordered by time."""
-        timed: Bools = np.isin(self["unit"], self.sides.timed) & ~self["keyless"]
-        return timed
 
     def arrow(self, rows: Ints, *names: str) -> list[Any]:
         """Return columns of some rows as Arrow arrays, read when they are needed: keys, of few rows or none."""
@@ -164,7 +155,11 @@ def _read(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> pa.Tab
             with open_file(root, path) as file:
                 parquet = pq.ParquetFile(file, metadata=index.metadata, page_checksum_verification=True)
                 parts.append(_shown_rows(parquet, index.groups(bounds), shown, side, bounds, names))
-    return pa.concat_tables([pa.schema([*(ENTRIES.field(n) for n in names), *_PLACES]).empty_table(), *parts])
+    return pa.concat_tables([_columns(names).empty_table(), *parts])
+
+
+def _columns(names: Sequence[str]) -> pa.Schema:
+    return pa.schema([*(ENTRIES.field(name) for name in names), *_PLACES])
 
 
 def _shown_rows(
@@ -179,29 +174,17 @@ def _shown_rows(
     counts = (bin_ >= bounds[0]) & (bin_ < bounds[1]) & (table[at, 0] == read)
     if not counts.all():
         rows, at = rows.filter(pa.array(counts)), at[counts]
-    columns = {name: rows[name] for name in names}
+    columns = {name: rows[name] for name in names} | {
+        "side": bool(side),
+        "unit": table[at, 1],
+        "partition": table[at, 2],
+    }
     for name in names:
         if name in ONE_VERSION:
-            columns[name] = pa.compute.coalesce(rows[name], rows[ONE_VERSION[name]].cast(pa.int64()))
+            columns[name] = pc.coalesce(rows[name], rows[ONE_VERSION[name]].cast(pa.int64()))
         elif name == "versions":
             columns[name] = rows[name].fill_null(1)
-    places = {"side": np.full(len(rows), bool(side)), "unit": table[at, 1], "partition": table[at, 2]}
-    columns |= {
-        name: pa.array(values.astype(_PLACES.field(name).type.to_pandas_dtype())) for name, values in places.items()
-    }
-    return pa.table(columns)
-
-
-def make_table(n: int, columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
-    """Return n rows: columns are arrays, or single values; those that are not given are null."""
-
-    def column(field: pa.Field) -> Any:
-        value = columns.get(field.name)
-        if value is None or isinstance(value, str | int):
-            return pa.repeat(pa.scalar(value, field.type), n)
-        return (value if isinstance(value, pa.Array | pa.ChunkedArray) else pa.array(value)).cast(field.type)
-
-    return pa.table([column(field) for field in schema], schema=schema)
+    return make_table(len(rows), columns, _columns(names))
 
 
 # -- groups
@@ -249,10 +232,11 @@ def grouped(unit: NDArray[Any], high: Ints, low: Ints) -> Groups:
 
 def by_key(versions: VersionRows) -> Groups:
     """Group the rows by unit and key, and records without a key by unit and digest. In a group those of A come first,
-    each side's by time, where that counts, partition and offset.
+    each side's by partition and offset; those of keys of topics that are compared as a whole by time, before that.
     """
-    unit = 2 * versions["unit"].astype(np.int64) + versions["keyless"]
-    time = np.where(versions.timed, versions["timestamp_ms"], 0) if len(versions.sides.timed) else np.zeros_like(unit)
+    unit, time = 2 * versions["unit"].astype(np.int64) + versions["keyless"], np.zeros(len(versions), np.int64)
+    if whole := [2 * n for n, (_, number) in enumerate(versions.sides.units) if number == ALL_PARTITIONS]:
+        time = np.where(np.isin(unit, whole), versions["timestamp_ms"], 0)
     high, low, side, partition, offset = (versions[name] for name in ("high", "low", "side", "partition", "offset"))
     return sorted_groups(KeyedRows(unit, high, low, side, time, partition, offset))
 
