@@ -5,12 +5,13 @@
     report = lastkey.compact("archive", "store", topics="orders-*", cleanup_policy="compact")
     print(report.to_text(), report.exit_code)
 
-The parameters are the declarations in `command.options`. The body of a function here never runs: `command` makes the
-function that does. Problems with data are in the report, and other partitions continue. An error that stops a job is
+The parameters are the declarations in `command.options`. A function here has no body: `command` makes the one that
+runs. Problems with data are in the report, and other partitions continue. An error that stops a job is
 raised as a JobError with the command line's words, an argument of another type as a TypeError. A docstring is
 Markdown, for the page of the command: its first paragraph is the help, a link with / begins at docs/.
 """
 
+# mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -114,7 +115,6 @@ def compact() -> CompactReport:
     log, and names the first run; with `--wait` it waits. Runs on other `--topics` work side by side. A killed run
     blocks its partitions until its lease expires, 90 seconds after the last renewal.
     """
-    raise NotImplementedError
 
 
 @command(VerifyOptions, Listing, Monitoring)
@@ -139,7 +139,6 @@ def verify() -> VerifyReport:
     is a note: a log that was restored into another cluster has one. It is a problem of a generation if the archive's
     own file still names a batch's epoch and the generation's copy does not.
     """
-    raise NotImplementedError
 
 
 @command(ReindexOptions, Listing, Monitoring)
@@ -162,7 +161,6 @@ def reindex() -> ReindexReport:
     mode at once, and the message has the number of finished partitions. The folder of `--output` is then
     incomplete: remove it.
     """
-    raise NotImplementedError
 
 
 @command(ConvertOptions, Listing)
@@ -199,7 +197,6 @@ def convert() -> ConvertReport:
     its end did not change, as a transaction's marker does not: the copy holds the same records. So keep the archive, or
     begin a new store, or `--reset`.
     """
-    raise NotImplementedError
 
 
 @command(MergeOptions, Listing)
@@ -243,7 +240,6 @@ def merge() -> MergeReport:
     holds is refused (exit code 4). A folder that is given twice, also by a link, is refused too (exit code 2). A run
     that fails removes what it wrote.
     """
-    raise NotImplementedError
 
 
 @command(ExportOptions)
@@ -296,7 +292,6 @@ def export() -> ExportReport:
     these keys (the row is below the log start, or `retention.exact` is on), the partition stops and is named; `--set
     gaps=accept` continues, and leaves those rows.
     """
-    raise NotImplementedError
 
 
 @command(ReplayOptions)
@@ -321,7 +316,6 @@ def replay() -> ReplayReport:
     first. Offsets are new. Records without a timestamp (of magic 0), or with 0, get the time of the run; a note counts
     them.
     """
-    raise NotImplementedError
 
 
 @command(PoliciesOptions)
@@ -373,7 +367,6 @@ def policies() -> PoliciesReport:
     `ssl.endpoint.identification.algorithm`. A setting that the client does not support is an error and never ignored;
     for a JKS store the message explains how to make PEM or PKCS12 of it. Secrets are never shown.
     """
-    raise NotImplementedError
 
 
 @command(PackOptions)
@@ -385,7 +378,6 @@ def pack() -> PackReport:
     before the command's name. OUTPUT gets its name when it is complete. The same installation gives the same bytes: 181
     MiB, unpacked 486 MiB (with `--driver` 238 and 626). See [Run on a cluster](/how-to/cluster.md).
     """
-    raise NotImplementedError
 
 
 @command(InspectOptions)
@@ -413,7 +405,6 @@ def inspect() -> JobReport:
     included, the bytes stay as kafka-dump-log prints them; read those with `less` or `cat -v`. `--json` escapes them
     everywhere.
     """
-    raise NotImplementedError
 
 
 @command(LookupOptions)
@@ -428,7 +419,6 @@ def lookup() -> JobReport:
     a search slower, never wrong, because what is used of them is checked against the log.
     [Lookup](/../udfs/lookup/LOOKUP.md) explains the search, its cost, and both kinds of time index.
     """
-    raise NotImplementedError
 
 
 @command(ReportOptions)
@@ -474,4 +464,3 @@ def report() -> JobReport:
     Exit code 3 means that a partition could not be read, or has more keys than `task.memory.bytes` holds (5.5 million
     by default). The page shows the reason.
     """
-    raise NotImplementedError

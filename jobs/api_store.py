@@ -5,6 +5,7 @@
     report = lastkey.audit("keys", "archive", audits="work/audits", topics="orders")
 """
 
+# mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 import os
@@ -97,7 +98,6 @@ def restore() -> RestoreReport:
     another engine. The archive must be where `compact` finds it: `--archive` with another place fails (exit code 2). If
     a partition cannot be cleaned, no partition is restored (exit code 3).
     """
-    raise NotImplementedError
 
 
 @command(ArchiveNeededOptions, Listing)
@@ -136,7 +136,6 @@ def archive_needed() -> ArchiveNeededReport:
 
     See [Which archive segments can I delete](/how-to/delete-archive.md).
     """
-    raise NotImplementedError
 
 
 @command(RunsOptions)
@@ -153,7 +152,6 @@ def runs() -> RunsReport:
     `--topics` lists only runs that committed one of these topics. A run cannot write its row if the store does not
     answer within 5 s or cannot be written. Such a run ends as it would have ended, with a note.
     """
-    raise NotImplementedError
 
 
 @command(RollbackOptions)
@@ -169,7 +167,6 @@ def rollback() -> RollbackReport:
     if files of N are missing, in the store or the archive. Partitions at N or below do not change. Vacuum keeps what
     you rolled back for its grace period, and after that as long as it has offsets that no later run has read.
     """
-    raise NotImplementedError
 
 
 @command(RebuildStateOptions)
@@ -190,7 +187,6 @@ def rebuild_state() -> RebuildReport:
     If you choose a generation that is not the highest, it comes back as a rollback to it. Vacuum keeps what you leave
     out as long as it has offsets of its own. The rows of the time index are not restored; `lookup --at` makes them.
     """
-    raise NotImplementedError
 
 
 @command(VacuumOptions, Listing, Monitoring)
@@ -212,7 +208,6 @@ def vacuum() -> VacuumReport:
     state tables. Delta's VACUUM keeps files younger than 7 days whatever the grace period. [The
     store](/../jobs/store/STORE.md#generations-and-vacuum) has every rule.
     """
-    raise NotImplementedError
 
 
 @command(EraseOptions, Listing, Monitoring)
@@ -235,7 +230,6 @@ def erase() -> EraseReport:
     For a trial any file serves as `--hmac-key`; for your own take 32 random bytes. See [Erase a key with
     proof](/how-to/erase.md) and [Erasure](/reference/erasure.md).
     """
-    raise NotImplementedError
 
 
 @command(AuditKeysOptions)
@@ -250,7 +244,6 @@ def audit_keys() -> AuditReport:
     the audit has findings. [Audits](/reference/audits.md) explains the tables. Audits need Spark: `--engine threads`
     fails.
     """
-    raise NotImplementedError
 
 
 @command(AuditDeliveryOptions)
@@ -263,7 +256,6 @@ def audit_delivery() -> AuditReport:
     `__share_group_state` in the source, or from a table of deliveries by key. The table `audit_deliveries` has a row
     for each key and group ([Deliveries](/reference/audits.md#deliveries)).
     """
-    raise NotImplementedError
 
 
 @command(AuditMirrorOptions)
@@ -277,7 +269,6 @@ def audit_mirror() -> AuditReport:
     not compared. Topics that MirrorMaker and Connect keep for themselves (`*.internal`, `*-internal`) are left out,
     unless `--topics` names them.
     """
-    raise NotImplementedError
 
 
 @command(AuditFailoverOptions)
@@ -293,7 +284,6 @@ def audit_failover() -> AuditReport:
     group with each answer: `confirms`; `skips`, with the number of offsets of B from the answer on that a consumer
     would skip (records of others, or lost ones); or `open`, if the answer is by time or the start of B.
     """
-    raise NotImplementedError
 
 
 def audit(

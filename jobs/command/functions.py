@@ -89,7 +89,8 @@ COMMANDS: Final[dict[str, Command]] = {}  # by name, in the order of the help
 
 
 def command(options: Callable[P, JobOptions], *printing: type) -> Callable[[Callable[[], R]], Callable[P, R]]:
-    """Make a function that runs a job from one that has its name, its documentation and the type of its report.
+    """Make a function that runs a job from one that has its name, its documentation and the type of its report. Its
+    name is that of the command, too.
 
     options: the class of the job's options, which are the function's parameters. printing: declarations that the
     command line has in addition to those of every command.
@@ -97,6 +98,7 @@ def command(options: Callable[P, JobOptions], *printing: type) -> Callable[[Call
     kind = cast("type[JobOptions]", options)
 
     def made(stub: Callable[[], R]) -> Callable[P, R]:
+        job = kind.job = stub.__name__.replace("audit_", "audit ").replace("_", "-")
         signature = inspect.signature(kind).replace(return_annotation=inspect.signature(stub).return_annotation)
 
         def run(*args: P.args, **given: P.kwargs) -> R:
@@ -107,16 +109,16 @@ def command(options: Callable[P, JobOptions], *printing: type) -> Callable[[Call
             asked = options(*args, **given)
             asked.validate()
             if not isinstance(asked.progress, bool):
-                return cast("R", run_job(kind.job, asked, asked.progress))
+                return cast("R", run_job(job, asked, asked.progress))
             with closing(Bar() if asked.progress else Silent()) as shown:
-                return cast("R", run_job(kind.job, asked, shown))
+                return cast("R", run_job(job, asked, shown))
 
         doc = inspect.cleandoc(stub.__doc__ or "")
         run.__name__, run.__qualname__, run.__module__ = stub.__name__, stub.__name__, stub.__module__
         run.__doc__ = f"{_plain(doc)}\n\nParameters:\n{_parameters(kind)}"
         run.__signature__ = signature  # type: ignore[attr-defined]  # what inspect looks for
         function = raises_job_errors(run)
-        COMMANDS[kind.job] = Command(kind, (*printing, Printing), doc, function)
+        COMMANDS[job] = Command(kind, (*printing, Printing), doc, function)
         return function
 
     return made

@@ -83,7 +83,7 @@ _FROM_NOTE: Final = "A name or glob a line; `#` begins a comment, empty lines do
 class JobOptions:
     """Base of the options of every job."""
 
-    job: ClassVar[str] = ""  # name of its command
+    job: ClassVar[str] = ""  # name of its command, which the function has
 
     progress: Value[Progress | bool, Progress | bool] = option(
         PROGRESS, "True shows a bar on stderr.", default=False, on_command_line=False

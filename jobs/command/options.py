@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, get_args
+from typing import get_args
 
 from lastkey.jobs.command.declare import Value, argument, declared, option
 from lastkey.jobs.command.kinds import (
@@ -51,8 +51,6 @@ from lastkey.logformat.storage.regular_files import read_ahead
 @declared
 class CompactOptions(WithPlan, WithFolders, WithEngine):
     """Options of `compact ARCHIVE --store STORE`."""
-
-    job: ClassVar[str] = "compact"
 
     archive: Place = argument(ARCHIVE, "Log directory, or a folder of them; only read.", kw_only=False)
     store: Place = option(
@@ -128,16 +126,12 @@ class CompactOptions(WithPlan, WithFolders, WithEngine):
 class VerifyOptions(SourceOptions, WithAutoEngine):
     """Options of `verify ARCHIVE` or `verify --store STORE [--generation N]`."""
 
-    job: ClassVar[str] = "verify"
-
     sealed: Flag = option(FLAG, "The log is complete: check the last segment too.", default=False)
 
 
 @declared
 class ArchiveNeededOptions(WithFolders, WithAutoEngine):
     """Options of `archive-needed ARCHIVE --store STORE`."""
-
-    job: ClassVar[str] = "archive-needed"
 
     archive: Place = argument(ARCHIVE, "Log directory, or a folder of them.", kw_only=False)
     store: Place = option(STORE, "The store that was made from the archive.", kw_only=False)
@@ -154,8 +148,6 @@ class ArchiveNeededOptions(WithFolders, WithAutoEngine):
 @declared
 class PackOptions(JobOptions):
     """Options of `pack OUTPUT`."""
-
-    job: ClassVar[str] = "pack"
 
     output: Place = argument(FILE, "The archive to write, such as lastkey.tar.gz.", kw_only=False)
     driver: Flag = option(
@@ -176,8 +168,6 @@ class PackOptions(JobOptions):
 @declared
 class PoliciesOptions(WithCluster):
     """Options of `policies (FILE... | --bootstrap-server HOST:PORT)`."""
-
-    job: ClassVar[str] = "policies"
 
     sources: Places = argument(
         FILES,
@@ -217,8 +207,6 @@ class PoliciesOptions(WithCluster):
 class ConvertOptions(ArchiveOrStore, WithEngine):
     """Options of `convert (ARCHIVE | --store STORE) --to v3|v2 --output DIR`."""
 
-    job: ClassVar[str] = "convert"
-
     to: Value[MessageFormat, MessageFormat] = option(choice(get_args(MessageFormat)), "The message format to write.")
     output: Place = option(DIR, "A new or empty folder, or that of a run that was cut off.", group="Output")
 
@@ -226,8 +214,6 @@ class ConvertOptions(ArchiveOrStore, WithEngine):
 @declared
 class MergeOptions(WithFolders, WithEngine):
     """Options of `merge ARCHIVE... --output DIR`."""
-
-    job: ClassVar[str] = "merge"
 
     archives: Places = argument(ARCHIVES, "Log directories, or folders of them: a copy each; only read.", kw_only=False)
     output: Place = option(DIR, "A new or empty folder, which becomes a log directory.", kw_only=False, group="Output")
@@ -254,8 +240,6 @@ class MergeOptions(WithFolders, WithEngine):
 @declared
 class ReindexOptions(WithFolders, WithEngine):
     """Options of `reindex ARCHIVE (--check | --output DIR | --in-place)`."""
-
-    job: ClassVar[str] = "reindex"
 
     archive: Place = argument(ARCHIVE, "Log directory, or a folder of them.", kw_only=False)
     check: Flag = option(FLAG, "Show what is wrong; write nothing.", default=False, group="Output")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, get_args
+from typing import get_args
 
 from lastkey.jobs.command.declare import Value, argument, declared, option
 from lastkey.jobs.command.kinds import (
@@ -57,8 +57,6 @@ from lastkey.jobs.errors import UsageError
 class ExportOptions(SourceOptions, WithDecoders, WithEngine):
     """Options of `export (ARCHIVE | --store STORE) --format FORMAT --output DIR`."""
 
-    job: ClassVar[str] = "export"
-
     output: Place = option(
         DIR,
         "A new or empty folder; each topic gets one in it.",
@@ -84,8 +82,6 @@ class ExportOptions(SourceOptions, WithDecoders, WithEngine):
 @declared
 class ReplayOptions(SourceOptions, WithCluster, WithAutoEngine):
     """Options of `replay (ARCHIVE | --store STORE) --bootstrap-server HOST:PORT`."""
-
-    job: ClassVar[str] = "replay"
 
     bootstrap_server: Text = option(TEXT, "The cluster to write to.", metavar="HOST:PORT")
     renames: Texts = option(
@@ -122,8 +118,6 @@ class ReplayOptions(SourceOptions, WithCluster, WithAutoEngine):
 @declared
 class InspectOptions(WithDecoders, WithAutoEngine):
     """Options of `inspect PATH...`, files and folders."""
-
-    job: ClassVar[str] = "inspect"
 
     paths: Places = argument(FILES, "Files and folders.", default=None, kw_only=False, metavar="PATH")
     parts: Value[InspectedParts | None, InspectedParts | None] = option(
@@ -183,8 +177,6 @@ class InspectOptions(WithDecoders, WithAutoEngine):
 @declared
 class LookupOptions(WithFolders, WithAutoEngine):
     """Options of `lookup (ARCHIVE | --store STORE)`, with one kind of question."""
-
-    job: ClassVar[str] = "lookup"
 
     archive: MaybePlace = argument(maybe(ARCHIVE), "Log directory, or a folder of them.", default=None, kw_only=False)
     store: MaybePlace = option(
@@ -276,8 +268,6 @@ class LookupOptions(WithFolders, WithAutoEngine):
 @declared
 class ReportOptions(WithPlan, WithFolders, WithHiddenKeys, WithAutoEngine):
     """Options of `report ARCHIVE... --output FILE`."""
-
-    job: ClassVar[str] = "report"
 
     archives: Places = argument(ARCHIVES, "Log directories, or folders of them.", kw_only=False)
     output: Place = option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Final, get_args
+from typing import Any, Final, get_args
 
 from lastkey.jobs.command.declare import Value, ValueKind, argument, declared, option
 from lastkey.jobs.command.kinds import (
@@ -63,8 +63,6 @@ KEEP: Final[ValueKind[Globs | Keep | None, Keep]] = ValueKind(_keep, "N|Nd|Nw", 
 class VacuumOptions(TopicOptions):
     """Options of `vacuum --store STORE`."""
 
-    job: ClassVar[str] = "vacuum"
-
     store: Place = option(STORE, "The store to clean up.", kw_only=False)
     grace_hours: Value[float, float] = option(
         real(0, metavar="HOURS"),
@@ -105,8 +103,6 @@ class VacuumOptions(TopicOptions):
 class RestoreOptions(TopicOptions):
     """Options of `restore --store STORE --output DIR`."""
 
-    job: ClassVar[str] = "restore"
-
     store: Place = option(STORE, "The store to restore from.", kw_only=False)
     output: Place = option(DIR, "A new or empty folder, which becomes a log directory.", kw_only=False, group="Output")
     generation: MaybeNumber = option(
@@ -146,8 +142,6 @@ class RestoreOptions(TopicOptions):
 class RunsOptions(TopicOptions):
     """Options of `runs --store STORE`."""
 
-    job: ClassVar[str] = "runs"
-
     store: Place = option(STORE, "The store to look at.", kw_only=False)
     since_ms: Value[int | str | None, int | None] = option(
         maybe(TIME),
@@ -169,8 +163,6 @@ class RunsOptions(TopicOptions):
 class RollbackOptions(TopicOptions):
     """Options of `rollback --store STORE --generation N`."""
 
-    job: ClassVar[str] = "rollback"
-
     store: Place = option(STORE, "The store to change.", kw_only=False)
     generation: Value[int, int] = option(number(1), "Make this generation current.", kw_only=False)
     dry_run: Flag = option(FLAG, "Show what would be done; write nothing.", default=False, group="Output")
@@ -179,8 +171,6 @@ class RollbackOptions(TopicOptions):
 @declared
 class RebuildStateOptions(TopicOptions):
     """Options of `rebuild-state --store STORE`. `topics` must be every topic: the others' state would be lost."""
-
-    job: ClassVar[str] = "rebuild-state"
 
     store: Place = option(
         STORE,
@@ -202,8 +192,6 @@ class RebuildStateOptions(TopicOptions):
 @declared
 class EraseOptions(WithKeyFormat, WithEngine):
     """Options of `erase --store STORE`."""
-
-    job: ClassVar[str] = "erase"
 
     store: Place = option(
         STORE, "The store to erase from.", kw_only=False, note="The archive is the one that it was made of"
@@ -287,8 +275,6 @@ class AuditSourceOptions(SourceOptions, AuditOptions):
 class AuditKeysOptions(AuditSourceOptions):
     """Options of `audit keys (ARCHIVE | --store STORE)`."""
 
-    job: ClassVar[str] = "audit keys"
-
     n_partitions: Value[str | TopicCount | Iterable[str | TopicCount] | None, tuple[TopicCount, ...]] = option(
         COUNTS,
         "Partitions of a topic whose last ones are not in ARCHIVE; repeatable.",
@@ -301,8 +287,6 @@ class AuditKeysOptions(AuditSourceOptions):
 @declared
 class AuditDeliveryOptions(WithKeyFormat, AuditSourceOptions):
     """Options of `audit delivery (ARCHIVE | --store STORE)`."""
-
-    job: ClassVar[str] = "audit delivery"
 
     groups: Texts = option(
         texts("group", metavar="GROUP"), "Only this group; repeatable.", flag="--group", default=None
@@ -360,8 +344,6 @@ class AuditPairOptions(AuditOptions):
 class AuditMirrorOptions(AuditPairOptions):
     """Options of `audit mirror A B`."""
 
-    job: ClassVar[str] = "audit mirror"
-
     every_version: Flag = option(
         FLAG,
         "Neither side is compacted: each version must be in both.",
@@ -373,8 +355,6 @@ class AuditMirrorOptions(AuditPairOptions):
 @declared
 class AuditFailoverOptions(AuditPairOptions):
     """Options of `audit failover A B --group GROUP`."""
-
-    job: ClassVar[str] = "audit failover"
 
     group: Text = option(TEXT, "The group that read A.", metavar="GROUP")
     offsets_archive: MaybePlace = option(maybe(URI), "Has A's __consumer_offsets.", default=None, shown="A")
