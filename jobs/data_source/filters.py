@@ -21,26 +21,26 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from lastkey.jobs.data_source.options import Pushed, ReadOptions
+from lastkey.jobs.data_source.options import ReadOptions
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EQUAL: Final = (EqualTo, EqualNullSafe)
 _ORDER: Final = (GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
-Narrow = Callable[[Pushed, Filter], Pushed | None]
+Narrow = Callable[[ReadOptions, Filter], ReadOptions | None]
 
 
-def narrow(filters: list[Filter], options: ReadOptions) -> tuple[Pushed, list[Filter]]:
-    """Return the limits that the conditions set, and the conditions that Spark still has to check."""
+def narrow(filters: list[Filter], options: ReadOptions) -> tuple[ReadOptions, list[Filter]]:
+    """Return the options with the limits that the conditions set, and the conditions that Spark still has to check."""
     columns = _OF_RECORDS if options.source == "kafka_log" else _OF_PARTITIONS
-    pushed, rest = options.pushed, []
+    rest = []
     for condition in filters:
         column = getattr(condition, "attribute", ("",))
         one = columns.get(column[0]) if len(column) == 1 else None
-        narrowed = one(pushed, condition) if one is not None else None
-        pushed = pushed if narrowed is None else narrowed
-        if narrowed is None or column[0] == "timestamp" or options.quarantine:
+        narrowed = one(options, condition) if one is not None else None
+        options = options if narrowed is None else narrowed
+        if narrowed is None or column[0] == "timestamp" or options.asked.quarantine:
             rest.append(condition)
-    return pushed, rest
+    return options, rest
 
 
 def _values(condition: Filter, kind: type) -> frozenset[Any] | None:
@@ -58,12 +58,12 @@ def _values(condition: Filter, kind: type) -> frozenset[Any] | None:
 def _equal(limit: str, kind: type) -> Narrow:
     """Return how an equality narrows the limit of this name, a set of values of a kind."""
 
-    def narrowed(pushed: Pushed, condition: Filter) -> Pushed | None:
-        found, before = _values(condition, kind), getattr(pushed, limit)
+    def narrowed(options: ReadOptions, condition: Filter) -> ReadOptions | None:
+        found, before = _values(condition, kind), getattr(options, limit)
         if found is None:
             return None
         limits: dict[str, Any] = {limit: found if before is None else before & found}
-        return replace(pushed, **limits)
+        return replace(options, **limits)
 
     return narrowed
 
@@ -100,26 +100,33 @@ def _moment(value: Any) -> int | None:
     return 2 * (micros // 1000) + (micros % 1000 > 0)
 
 
-def _offset(pushed: Pushed, condition: Filter) -> Pushed | None:
+def _asking(options: ReadOptions, **limits: Any) -> ReadOptions:
+    """Return the options with other limits of wanted records."""
+    return replace(options, asked=replace(options.asked, wanted=replace(options.asked.wanted, **limits)))
+
+
+def _keys(options: ReadOptions, condition: Filter) -> ReadOptions | None:
+    found, before = _values(condition, bytes), options.asked.wanted.keys
+    return None if found is None else _asking(options, keys=found if before is None else before & found)
+
+
+def _offset(options: ReadOptions, condition: Filter) -> ReadOptions | None:
     offsets = _range(condition, _number)
     if offsets is None:
         return None
-    start, end = offsets
-    return replace(
-        pushed,
-        start_offset=max(pushed.start_offset, start or 0),
-        end_offset=pushed.end_offset if end is None else min(pushed.end_offset, end),
-    )
+    (start, end), asked = offsets, options.asked
+    first, until = max(asked.start_offset, start or 0), asked.end_offset if end is None else min(asked.end_offset, end)
+    return replace(options, asked=replace(asked, start_offset=first, end_offset=until))
 
 
 def _times(scale: Callable[[Any], int | None]) -> Narrow:
-    def narrowed(pushed: Pushed, condition: Filter) -> Pushed | None:
-        times = _range(condition, scale)
+    def narrowed(options: ReadOptions, condition: Filter) -> ReadOptions | None:
+        times, wanted = _range(condition, scale), options.asked.wanted
         if times is None:
             return None
-        starts = [ms for ms in (pushed.start_ms, times[0]) if ms is not None]
-        ends = [ms for ms in (pushed.end_ms, times[1]) if ms is not None]
-        return replace(pushed, start_ms=max(starts, default=None), end_ms=min(ends, default=None))
+        starts = [ms for ms in (wanted.start_ms, times[0]) if ms is not None]
+        ends = [ms for ms in (wanted.end_ms, times[1]) if ms is not None]
+        return _asking(options, start_ms=max(starts, default=None), end_ms=min(ends, default=None))
 
     return narrowed
 
@@ -131,7 +138,7 @@ _OF_PARTITIONS: Final[Mapping[str, Narrow]] = {
 _OF_RECORDS: Final[Mapping[str, Narrow]] = {
     **_OF_PARTITIONS,
     "offset": _offset,
-    "key": _equal("keys", bytes),
+    "key": _keys,
     "timestamp": _times(_moment),
     "timestamp_ms": _times(_number),
 }

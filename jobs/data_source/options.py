@@ -24,9 +24,8 @@ from lastkey.jobs.command.parse import (
 )
 from lastkey.jobs.errors import UnknownNameError, UsageError
 from lastkey.jobs.topics import EVERY_TOPIC, Key, TopicFilter
-from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.storage.locations import has_secret, secret_error
-from lastkey.udfs.data_source.pieces import EARLIEST, LATEST, SPLIT_BYTES, Bound, Wanted
+from lastkey.udfs.data_source.pieces import EARLIEST, LATEST, SPLIT_BYTES, Bound, Range, Wanted
 
 Source = Literal["kafka_log", "kafka_log_batches", "kafka_log_index"]
 
@@ -101,23 +100,6 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Pushed:
-    """Limits from a query's own conditions. A row has to meet all of them."""
-
-    topics: frozenset[str] | None = None
-    partitions: frozenset[int] | None = None
-    start_offset: int = 0
-    end_offset: int = MAX_OFFSET
-    start_ms: int | None = None
-    end_ms: int | None = None
-    keys: frozenset[bytes] | None = None
-
-    def partition(self, topic: str | None, number: int | None) -> bool:
-        """Return whether a partition can hold such rows."""
-        return (self.topics is None or topic in self.topics) and (self.partitions is None or number in self.partitions)
-
-
-@dataclass(frozen=True)
 class ReadOptions:
     """All options, parsed."""
 
@@ -128,38 +110,23 @@ class ReadOptions:
     selection: Selection = field(default_factory=Selection)
     start: Bounds | None = None  # None: the earliest in a batch query, the latest in a stream
     end: Bounds = field(default_factory=lambda: Bounds("endingOffsets", LATEST))
-    need_start_time: bool = False
-    fail_on_data_loss: bool = True
-    accept_gaps: bool = False
-    key: bytes | None = None
+    asked: Range = Range()  # what is asked of every partition, with the limits of a query's own conditions
     columns: tuple[str, ...] | None = None
     value: bool = True
     headers: bool = False
-    control: bool = False
-    committed: bool = False
-    quarantine: bool = False
     kinds: tuple[str, ...] = KINDS
-    split_bytes: int = SPLIT_BYTES
     min_partitions: int = 1
     max_rows: int | None = None
     max_batch_bytes: int | None = None  # None: as in a job without settings
     push_filters: bool = False
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
-    pushed: Pushed = Pushed()
+    topics: frozenset[str] | None = None  # a query's own conditions allow these alone; None: any
+    partitions: frozenset[int] | None = None
 
-    def wanted(self) -> Wanted:
-        """Return the selection of records, the same for all partitions."""
-        keys = None if self.key is None else frozenset({self.key})
-        if self.pushed.keys is not None:
-            keys = self.pushed.keys if keys is None else keys & self.pushed.keys
-        return Wanted(
-            self.pushed.start_ms,
-            self.pushed.end_ms,
-            None if keys is None else tuple(sorted(keys)),
-            self.control,
-            self.committed,
-        )
+    def allow(self, topic: str | None, number: int | None) -> bool:
+        """Return whether the query's own conditions allow rows of a partition."""
+        return (self.topics is None or topic in self.topics) and (self.partitions is None or number in self.partitions)
 
 
 _WHERE: Final = ("path", "paths", "store", "generation")
@@ -217,18 +184,23 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
         _selection(take),
         start=_bounds(take, "starting", None),
         end=_bounds(take, "ending", LATEST) or Bounds("endingOffsets", LATEST),
-        need_start_time=take.choose(("startingOffsetsByTimestampStrategy",), ("latest", "error")) == "error",
-        fail_on_data_loss=loss_fails,
-        accept_gaps=take.choose(("gaps",), ("fail", "accept") if loss_fails else ("accept", "fail")) == "accept",
-        key=None if key is None else parse_key(key),
+        asked=Range(
+            wanted=Wanted(
+                keys=None if key is None else frozenset({parse_key(key)}),
+                control=take.flag("includeControl", default=False),
+                committed=isolation == "read_committed",
+            ),
+            split_bytes=take.number("splitBytes", 1) or SPLIT_BYTES,
+            fail_on_data_loss=loss_fails,
+            need_start_time=take.choose(("startingOffsetsByTimestampStrategy",), ("latest", "error")) == "error",
+            quarantine=take.choose(("badRecords",), ("fail", "quarantine")) == "quarantine",
+            accept_gaps=take.choose(("gaps",), ("fail", "accept") if loss_fails else ("accept", "fail")) == "accept",
+            as_stored=source == "kafka_log_batches",
+        ),
         columns=take.names("columns"),
         value=take.flag("includeValue", default=True),
         headers=take.flag("includeHeaders", default=False),
-        control=take.flag("includeControl", default=False),
-        committed=isolation == "read_committed",
-        quarantine=take.choose(("badRecords",), ("fail", "quarantine")) == "quarantine",
         kinds=take.several("kinds", KINDS),
-        split_bytes=take.number("splitBytes", 1) or SPLIT_BYTES,
         min_partitions=take.number("minPartitions", 1) or 1,
         max_rows=take.number("maxRecordsPerBatch", 1),
         max_batch_bytes=take.number("maxDecompressedBatchBytes", 1 << 20),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
 from lastkey.jobs.command.option_groups import SourceOptions
@@ -40,11 +41,11 @@ def partitions_of_command(options: SourceOptions) -> list[SourcePartition]:
 def plan(options: ReadOptions) -> list[Task]:
     """Return the tasks of a batch query."""
     found = source_partitions(options)
-    partitions = [p for p in found if p.problem is not None or options.pushed.partition(p.topic, p.partition)]
+    partitions = [p for p in found if p.problem is not None or options.allow(p.topic, p.partition)]
     if options.source == "kafka_log_index":
-        accept = options.accept_gaps
+        accept = options.asked.accept_gaps
         pieces = [piece for p in partitions for piece in index_pieces(p, options.kinds, accept_gaps=accept)]
-        return pack(pieces, options.split_bytes, options.min_partitions)
+        return pack(pieces, options.asked.split_bytes, options.min_partitions)
     size = sum(segment.size_bytes for partition in partitions for segment in partition.segments)
     ranges = [make_range(options, partition, size) for partition in partitions]
     return pack(each(partitions, ranges), ranges[0].split_bytes if ranges else 1, options.min_partitions)
@@ -65,20 +66,9 @@ def each(partitions: Sequence[SourcePartition], ranges: Sequence[Range]) -> list
 
 def make_range(options: ReadOptions, partition: SourcePartition, total_bytes: int) -> Range:
     """Return the range of one partition in a query over `total_bytes` of log."""
-    key = partition.topic, partition.partition
-    split = options.split_bytes
+    key, asked = (partition.topic, partition.partition), options.asked
     if options.min_partitions > 1:
-        split = min(split, max(total_bytes // options.min_partitions, _LEAST_SPLIT))
-    return Range(
-        options.start.of(*key) if options.start is not None else EARLIEST,
-        options.end.of(*key),
-        options.pushed.start_offset,
-        options.pushed.end_offset,
-        options.wanted(),
-        split_bytes=split,
-        fail_on_data_loss=options.fail_on_data_loss,
-        need_start_time=options.need_start_time,
-        quarantine=options.quarantine,
-        accept_gaps=options.accept_gaps,
-        as_stored=options.source == "kafka_log_batches",
-    )
+        least = max(total_bytes // options.min_partitions, _LEAST_SPLIT)
+        asked = replace(asked, split_bytes=min(asked.split_bytes, least))
+    start = options.start.of(*key) if options.start is not None else EARLIEST
+    return replace(asked, start=start, end=options.end.of(*key))

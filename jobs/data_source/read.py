@@ -23,7 +23,8 @@ def read_task(options: ReadOptions, schema: Any, partition: InputPartition) -> I
     if partition.value is None:  # Spark's sign that there is no partition
         return iter(())
     behind = _listed_again(options)
-    spec = ReadSpec(schema, options.wanted(), options.quarantine, max_rows=options.max_rows, logs_behind=behind)
+    asked = options.asked
+    spec = ReadSpec(schema, asked.wanted, asked.quarantine, max_rows=options.max_rows, logs_behind=behind)
     if options.max_batch_bytes is not None:
         spec = replace(spec, max_batch_bytes=options.max_batch_bytes)
     reads = {"kafka_log": read_records, "kafka_log_batches": read_batches, "kafka_log_index": read_index}

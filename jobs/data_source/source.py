@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -119,7 +118,7 @@ def select_columns(all_columns: Any, options: ReadOptions) -> Any:
         names = [field.name for field in SPARK_COLUMNS if field.name not in left_out]
     else:
         names = [name for name in all_columns.names if name != PROBLEM.name]
-    if options.quarantine and PROBLEM.name not in names:
+    if options.asked.quarantine and PROBLEM.name not in names:
         names.append(PROBLEM.name)
     return pa.schema([_for_spark(all_columns.field(name)) for name in names])
 
@@ -165,7 +164,7 @@ def arrow_schema(all_columns: Any, options: ReadOptions, schema: StructType) -> 
             raise UsageError(message=f"schema: {field.name}: expected a nullable column, found NOT NULL")
     if len(set(expected.names)) < len(expected):
         raise UsageError(message=f"schema: expected each column once, found {', '.join(expected.names)}")
-    if options.quarantine and PROBLEM.name not in expected.names:
+    if options.asked.quarantine and PROBLEM.name not in expected.names:
         raise UsageError(message="badRecords=quarantine needs the column problem in .schema(...)")
     return expected
 
@@ -226,6 +225,5 @@ class PushingReader(Reader):
         """Take the filters that reduce what is read; Spark applies again those that this returns."""
         from lastkey.jobs.data_source.filters import narrow  # noqa: PLC0415 - as above
 
-        pushed, rest = narrow(filters, self.options)
-        self.options = replace(self.options, pushed=pushed)
+        self.options, rest = narrow(filters, self.options)
         return rest

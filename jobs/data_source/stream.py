@@ -31,7 +31,7 @@ from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import LogFormatError, stopped
 from lastkey.udfs.data_source.find_pieces import first_to_read
 from lastkey.udfs.data_source.log_end import bytes_behind, find_ends
-from lastkey.udfs.data_source.pieces import LATEST, Bound, Range, SourcePartition, pack
+from lastkey.udfs.data_source.pieces import LATEST, Bound, SourcePartition, pack
 
 Offsets = dict[Key, int]
 
@@ -70,7 +70,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         if options.store is not None:
             raise UsageError(message="store: a generation does not grow. Read it with spark.read")
-        self.options, self.schema = options, schema
+        self.options, self.schema, self.asked = options, schema, options.asked
         self._target: Offsets | None = None  # the end for Trigger.AvailableNow
         self._latest: Offsets = {}
 
@@ -85,7 +85,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 out[key] = log.end if start == LATEST else first_to_read(log.partition, asked)
             except LogFormatError as gap:
-                if gap.kind != "gap" or not self.options.quarantine or start.kind != "earliest":
+                if gap.kind != "gap" or not self.asked.quarantine or start.kind != "earliest":
                     raise
                 # left out, it is a new partition: the first micro-batch has a row for the gap before it
         for key, (partition, error) in logs.aside.items():  # a partition that is left out here is a new one later
@@ -131,27 +131,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         partitions_by_key = {p.key: p for p in source_partitions(self.options, may_be_none=True)}
         moved = [key for key in until if begin.get(key, -1) < until[key]]
         for key in moved:  # a restart may plan the last micro-batch again much later: skip no partition silently
-            if key not in partitions_by_key and self.options.fail_on_data_loss:
+            if key not in partitions_by_key and self.asked.fail_on_data_loss:
                 raise _no_such_partition(key, begin.get(key, 0))
         moved = [key for key in moved if key in partitions_by_key]
         ranges = []
         for key in moved:
             problem = partitions_by_key[key].problem
-            if problem is not None and not self.options.quarantine:
+            if problem is not None and not self.asked.quarantine:
                 raise problem.as_error()
             first = Bound("offset", begin[key]) if key in begin else Bound("earliest")
-            asked = Range(
-                first,
-                Bound("offset", until[key]),
-                wanted=self.options.wanted(),
-                split_bytes=self.options.split_bytes,
-                fail_on_data_loss=self.options.fail_on_data_loss,
-                quarantine=self.options.quarantine,
-                accept_gaps=self.options.accept_gaps,
-            )
-            ranges.append(asked)
+            ranges.append(replace(self.asked, start=first, end=Bound("offset", until[key])))
         pieces = each([partitions_by_key[key] for key in moved], ranges)
-        tasks = pack(pieces, self.options.split_bytes, self.options.min_partitions)
+        tasks = pack(pieces, self.asked.split_bytes, self.options.min_partitions)
         return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -181,10 +172,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 if partition.problem is not None:
                     raise partition.problem.as_error()
-                ends = find_ends(partition, committed=self.options.committed, quarantine=self.options.quarantine)
+                ends = find_ends(partition, committed=self.asked.wanted.committed, quarantine=self.asked.quarantine)
             except Exception as found:  # any error: the other logs continue
                 error = stopped(found, partition.name)
-                if not self.options.quarantine:
+                if not self.asked.quarantine:
                     raise error from error.__cause__
                 if partition.topic is None:
                     hidden = True
@@ -196,7 +187,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _Logs(out, aside, hidden)
 
     def _check_loss(self, begin: Mapping[Key, int], logs: _Logs) -> None:
-        if not self.options.fail_on_data_loss:
+        if not self.asked.fail_on_data_loss:
             return
         for (topic, number), offset in begin.items():
             log = logs.readable.get((topic, number))
@@ -218,7 +209,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif isinstance(limit, ReadMaxBytes):
             most = limit.max_bytes
             total = sum(
-                bytes_behind(logs[key].partition, first[key], quarantine=self.options.quarantine)
+                bytes_behind(logs[key].partition, first[key], quarantine=self.asked.quarantine)
                 for key, size in sizes.items()
                 if size
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lastkey.jobs.data_source.options import Pushed, ReadOptions, parse
+from lastkey.jobs.data_source.options import ReadOptions, parse
 from lastkey.jobs.data_source.plan_tasks import plan
 from lastkey.jobs.data_source.read import read_task
 from lastkey.jobs.data_source.source import SOURCES, select_columns
@@ -30,7 +30,13 @@ def parse_options(
         given["paths"] = json.dumps(path)
     elif path is not None:
         given["path"] = str(path)
-    return replace(parse(given, name), pushed=Pushed(**(pushed or {})))
+    options, limits = parse(given, name), dict(pushed or {})
+    asked = replace(
+        options.asked, **{name: limits.pop(name) for name in ("start_offset", "end_offset") if name in limits}
+    )
+    if "keys" in limits and asked.wanted.keys is not None:
+        limits["keys"] &= asked.wanted.keys
+    return replace(options, asked=replace(asked, wanted=replace(asked.wanted, **limits)))
 
 
 def list_tasks(name: str, path: Path | str | list[str] | None, **given: Any) -> list[Task]:

@@ -114,7 +114,7 @@ class Wanted:
 
     start_ms: int | None = None  # records' timestamps in [start_ms, end_ms)
     end_ms: int | None = None
-    keys: tuple[bytes, ...] | None = None  # exactly one of these
+    keys: frozenset[bytes] | None = None  # exactly one of these
     control: bool = False  # control records too
     committed: bool = False  # no records of aborted transactions
 

@@ -187,7 +187,7 @@ class _Reader:
             (["key"] if spec.wanted.keys is not None else []) + (["timestamp_ms"] if spec.wanted.by_time else []),
         )
         self.gaps = Gaps(spec)
-        self.keys = None if spec.wanted.keys is None else pa.array(sorted(set(spec.wanted.keys)), pa.binary())
+        self.keys = None if spec.wanted.keys is None else pa.array(sorted(spec.wanted.keys), pa.binary())
 
     def read(self, piece: Piece) -> Iterator[Any]:
         """Yield the records of one piece."""
