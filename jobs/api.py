@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lastkey.jobs.command.reporting import JobReport
     from lastkey.jobs.compact.report import CompactReport
     from lastkey.jobs.convert.job import ConvertReport
-    from lastkey.jobs.export.report import ExportReport
+    from lastkey.jobs.export.output import ExportReport
     from lastkey.jobs.merge.report import MergeReport
     from lastkey.jobs.pack import PackReport
     from lastkey.jobs.policies.job import PoliciesReport

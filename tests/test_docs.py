@@ -185,7 +185,7 @@ def test_json_fields_of_other_jobs_are_documented(job):
     from lastkey.jobs.archive_needed.job import ArchiveNeededReport
     from lastkey.jobs.convert.job import ConvertReport
     from lastkey.jobs.erase.report import EraseReport
-    from lastkey.jobs.export.report import ExportedTopic, ExportReport
+    from lastkey.jobs.export.output import ExportedTopic, ExportReport
     from lastkey.jobs.merge.report import MergeReport
     from lastkey.jobs.pack import PackReport
     from lastkey.jobs.rebuild_state import RebuildReport

@@ -19,8 +19,15 @@ from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.data_source.plan_tasks import each, partitions_of_command
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.export.output import MARK, ExportFolder, taken
-from lastkey.jobs.export.report import ExportedTopic, ExportReport, ends_of_partition, open_notes
+from lastkey.jobs.export.output import (
+    MARK,
+    ExportedTopic,
+    ExportFolder,
+    ExportReport,
+    ends_of_partition,
+    open_notes,
+    taken,
+)
 from lastkey.jobs.spark.engine import chosen_engine, spark_workers, workers
 from lastkey.jobs.store.commit_file import DataFile
 from lastkey.jobs.store.delta import create_table

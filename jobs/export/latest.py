@@ -23,8 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import count, counted
 from lastkey.jobs.export.origin import HINT_LOST, Doubts, Origin, deleted_rows, unclear_problems
-from lastkey.jobs.export.output import ExportFolder
-from lastkey.jobs.export.report import ExportedTopic, ExportReport, ends_of_partition, open_notes
+from lastkey.jobs.export.output import ExportedTopic, ExportFolder, ExportReport, ends_of_partition, open_notes
 from lastkey.jobs.spark.workers import SparkTasks
 from lastkey.jobs.store.latest import (
     Changed,

@@ -1,4 +1,4 @@
-"""Output folder of an export: a folder for each topic, and a file that describes them.
+"""Output folder of an export, a folder for each topic and a file that describes them; and the report of it.
 
 The file is written first and has the state "unfinished" until all other files are complete. A run that finds its own
 unfinished export deletes it and starts over; any other content of the folder is an error.
@@ -17,12 +17,17 @@ from typing import Any, Final
 from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.broker_lock import locked
+from lastkey.jobs.command.reporting import JobReport, TextTable, count
 from lastkey.jobs.errors import NOT_EMPTY, ConflictError
 from lastkey.jobs.store.folders import check_not_inside
 from lastkey.logformat.control_characters import visible
+from lastkey.logformat.errors import stopped
 from lastkey.logformat.names import is_topic
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.logformat.storage.locations import describe_entries
+from lastkey.udfs.data_source.log_end import Ends, find_ends
+from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import (
     Root,
     delete_folder,
@@ -162,3 +167,56 @@ def taken(root: Root) -> Iterator[None]:
     else:
         with nullcontext():
             yield
+
+
+@dataclass
+class ExportedTopic:
+    """Row of the report for one topic: what was read and written."""
+
+    topic: str
+    partitions: int
+    records: int = 0
+    tombstones: int = 0
+    problems: int = 0
+    inserted: int = 0  # rows of a table with --latest
+    updated: int = 0
+    deleted: int = 0
+
+
+@dataclass
+class ExportReport(JobReport):
+    """Report of `export`."""
+
+    job = "export"
+    done = "{topics:topic} as {format} in {output}"
+    facts = "output format latest topics"
+    text_tables = (
+        TextTable("topics", "topic partitions records tombstones problems inserted updated deleted", total="topic"),
+    )
+
+    output: str
+    format: str
+    latest: bool = False
+    topics: list[ExportedTopic] = field(default_factory=list)
+
+
+def ends_of_partition(partition: SourcePartition) -> tuple[Ends | None, Problem | None]:
+    """Return the offsets at which reading begins and ends (None: not known), and the problem that prevents it."""
+    if partition.problem is not None:
+        return None, partition.problem
+    try:
+        return find_ends(partition, committed=True), None
+    except Exception as found:  # any error: the problem names the partition
+        problem = Problem.of(stopped(found, partition.name))
+    try:
+        return find_ends(partition, committed=True, quarantine=True), problem
+    except Exception:  # unknown, as before
+        return None, problem
+
+
+def open_notes(partition: SourcePartition, ends: Ends | None) -> list[str]:
+    """Return a note if records at the end are left out."""
+    if ends is None or ends.end >= ends.log_end or not ends.certain:
+        return []
+    why = "an open transaction, or the high watermark, is there"
+    return [f"{partition.name}: ends at offset {count(ends.end)} of {count(ends.log_end)}: {why}"]

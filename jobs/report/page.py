@@ -23,11 +23,12 @@ from markupsafe import Markup
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, Card, Table, count, counted, moment, size
 from lastkey.jobs.report import plots
 from lastkey.jobs.report.archive_report import CODECS, PARTITIONS, ArchiveReport, most_to_gain, saved
-from lastkey.jobs.report.figures import (
+from lastkey.jobs.report.plots import (
     HISTORY,
     HOT_HEADER,
     LISTED,
     SEGMENTS,
+    Plot,
     compression,
     dead_by_segment,
     history_rows,
@@ -38,7 +39,6 @@ from lastkey.jobs.report.figures import (
     segment_rows,
     tombstones,
 )
-from lastkey.jobs.report.plots import Plot
 from lastkey.logformat.control_characters import visible
 from lastkey.logformat.names import KAFKAS_OWN
 from lastkey.udfs.report.partition_profile import PartitionProfile, join_times

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.export import job
-from lastkey.jobs.export.report import ExportReport
+from lastkey.jobs.export.output import ExportReport
 from lastkey.jobs.store.latest import TableOffsets, read_table_offsets
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files.checkpoints import write_partition_metadata

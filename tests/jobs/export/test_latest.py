@@ -17,7 +17,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.errors import NOT_EMPTY, ConflictError, UsageError
 from lastkey.jobs.export import job, latest
-from lastkey.jobs.export.report import ExportReport
+from lastkey.jobs.export.output import ExportReport
 from lastkey.logformat.names import segment_file
 from tests.builders.archives import borders, offset_checkpoint
 from tests.builders.damage import flip

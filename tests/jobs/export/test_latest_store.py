@@ -13,7 +13,7 @@ import pytest
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.export import job
-from lastkey.jobs.export.report import ExportReport
+from lastkey.jobs.export.output import ExportReport
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import COMPACT, Lab, offset_checkpoint
 from tests.builders.damage import START_MS, flip

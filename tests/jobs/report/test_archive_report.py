@@ -20,8 +20,8 @@ from lastkey.jobs.command.reporting import size
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report import job as archive_report
 from lastkey.jobs.report import page as report_page
-from lastkey.jobs.report.figures import history_rows
 from lastkey.jobs.report.job import profile_archive
+from lastkey.jobs.report.plots import history_rows
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.topics import TopicFilter
 from lastkey.udfs.report.partition_profile import DAY_MS
