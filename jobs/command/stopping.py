@@ -142,15 +142,10 @@ def begin(work: Callable[[], T], name: str, kind: Callable[..., threading.Thread
 
 def within(seconds: float, work: Callable[[], str], name: str) -> str:
     """Return the result of `work`, which runs in a daemon thread, or after that time that there is none."""
-    results = [f"no answer for {seconds:.0f} s"]
-
-    def run() -> None:
-        results[:] = [work()]
-
-    thread = threading.Thread(target=run, daemon=True, name=name)
-    thread.start()
-    thread.join(seconds)
-    return results[0]
+    try:
+        return begin(work, name).result(seconds)
+    except TimeoutError:
+        return f"no answer for {seconds:.0f} s"
 
 
 def at_once() -> AbstractContextManager[object]:

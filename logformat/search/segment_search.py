@@ -115,18 +115,13 @@ class SearchableSegment:
         """
         out = np.empty(len(targets), CANDIDATE)
         begin = np.zeros(len(targets), np.int64) if after is None else after
-        state = k.new_state(self.base_offset)
-        window, origin = self.whole, 0
-        while True:
+
+        def find(seen: k.Window, state: NDArray[np.int64]) -> int:
             # With `after` a search may start after an entry's own batch, and could then not check the entry.
             times = self.times if after is None else k.Index(self.whole[:0], k.TIME_ENTRY, 0, self.base_offset)
-            seen = k.Window(window, origin, self.end)
-            status = find_times(seen, self.index, times, start_offset, targets, begin, state, out)
-            if status == k.NONE:
-                self._end_at(int(state[k.POSITION]))
-            if status in (k.FOUND, k.NONE):
-                return out[: int(state[k.ROW])]
-            window, origin = self._resume_search(status, state)
+            return find_times(seen, self.index, times, start_offset, targets, begin, state, out)
+
+        return out[: int(self._search(find)[k.ROW])]
 
     def copy(self, positions: NDArray[np.int64], starts: NDArray[np.int64]) -> Bytes:
         """Copy n batches one after the other: from positions (int64[n], in the file) to starts (int64[n + 1])."""
@@ -158,15 +153,19 @@ class SearchableSegment:
     def _find_offsets(
         self, targets: NDArray[np.int64], rows: NDArray[np.int64], out: NDArray[np.void]
     ) -> NDArray[np.int64]:
+        return self._search(
+            lambda seen, state: k.find_offsets(seen, self.index, self.budget, targets, rows, state, out)
+        )
+
+    def _search(self, find: Callable[[k.Window, NDArray[np.int64]], int]) -> NDArray[np.int64]:
+        """Return the state in which a search ends; `find` searches a window from a state on, and returns the status."""
         state = k.new_state(self.base_offset)
         window, origin = self.whole, 0
         while True:
-            seen = k.Window(window, origin, self.end)
-            status = k.find_offsets(seen, self.index, self.budget, targets, rows, state, out)
-            if status == k.FOUND:
-                return state
+            status = find(k.Window(window, origin, self.end), state)
             if status == k.NONE:
                 self._end_at(int(state[k.POSITION]))
+            if status in (k.FOUND, k.NONE):
                 return state
             window, origin = self._resume_search(status, state)
 

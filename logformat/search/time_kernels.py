@@ -14,30 +14,8 @@ from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import MAGIC_OFFSET, TIMESTAMP_TYPE_MASK, V3_LARGEST_HEADER
 from lastkey.logformat.primitives.memory_kernels import copy_bytes, load_i32, load_i64
-from lastkey.logformat.search.offset_kernels import (
-    ENTRY,
-    EXPECTED,
-    FOUND,
-    FOUND_VALUE,
-    NEEDED,
-    NONE,
-    PENDING,
-    PENDING_TIMESTAMP,
-    POSITION,
-    PREVIOUS,
-    PROBLEM,
-    ROW,
-    WIDE_ENTRY,
-    WRONG_INDEX,
-    WRONG_TIMES,
-    Index,
-    Window,
-    entry_floor,
-    jump,
-    read_batch,
-    read_entry,
-    read_entry_position,
-)
+from lastkey.logformat.search import offset_kernels as k
+from lastkey.logformat.search.offset_kernels import Index, Window
 
 # Result of a search by time, one row a target.
 CANDIDATE = np.dtype(
@@ -86,16 +64,16 @@ def find_times(
     """
     buf, origin, _ = window
     base = index.base
-    i = state[ROW]
-    position = state[POSITION]
-    previous = state[PREVIOUS]
-    pending = state[PENDING]
-    entry = state[ENTRY]
+    i = state[k.ROW]
+    position = state[k.POSITION]
+    previous = state[k.PREVIOUS]
+    pending = state[k.PENDING]
+    entry = state[k.ENTRY]
     slot = np.int64(-1)
     time_slot = np.int64(-1)
     size = np.int64(0)
     last = np.int64(-1)
-    status = FOUND
+    status = k.FOUND
     while i < targets.shape[0]:
         target = targets[i]
         if after[i] > position:
@@ -104,71 +82,71 @@ def find_times(
             size = np.int64(0)
             entry = np.int64(-1)
         # Skip an entry with exactly this timestamp: another batch with it may precede the one that the entry names.
-        floor = entry_floor(times, target - 1, time_slot)
+        floor = k.entry_floor(times, target - 1, time_slot)
         offset = start_offset
         if floor != time_slot:
             time_slot = floor
             at = floor * times.entry_size + 8
-            wide = times.entry_size == WIDE_ENTRY
+            wide = times.entry_size == k.WIDE_ENTRY
             stored = np.int64(load_i64(times.entries, at)) if wide else base + load_i32(times.entries, at)
             if stored > previous and stored >= start_offset:  # else the walk does not pass its batch
                 offset = stored
                 pending = stored
-                state[PENDING_TIMESTAMP] = read_entry(times, floor)
+                state[k.PENDING_TIMESTAMP] = k.read_entry(times, floor)
         if offset > previous:
-            slot = entry_floor(index, offset, slot)
-            if slot >= 0 and read_entry_position(index, slot) > position:
-                status, entry_position, e_first, e_last, e_size = jump(window, index, slot, max(previous, last))
-                if status != FOUND:
-                    state[NEEDED] = entry_position
+            slot = k.entry_floor(index, offset, slot)
+            if slot >= 0 and k.read_entry_position(index, slot) > position:
+                status, entry_position, e_first, e_last, e_size = k.jump(window, index, slot, max(previous, last))
+                if status != k.FOUND:
+                    state[k.NEEDED] = entry_position
                     break
                 position = entry_position
                 previous = e_first - 1
                 last = e_last
                 size = e_size
-                entry = read_entry(index, slot)
+                entry = k.read_entry(index, slot)
         while True:
             if size == 0:
-                status, _first, last, size, problem, expected, found = read_batch(window, position, previous)
-                if status != FOUND:
+                status, _first, last, size, problem, expected, found = k.read_batch(window, position, previous)
+                if status != k.FOUND:
                     size = np.int64(0)
-                    state[NEEDED] = position
-                    state[PROBLEM] = problem
-                    state[EXPECTED] = expected
-                    state[FOUND_VALUE] = found
+                    state[k.NEEDED] = position
+                    state[k.PROBLEM] = problem
+                    state[k.EXPECTED] = expected
+                    state[k.FOUND_VALUE] = found
                     break
             if last >= entry >= 0:
                 if last > entry:
-                    status = WRONG_INDEX
+                    status = k.WRONG_INDEX
                     break
                 entry = np.int64(-1)
             largest = _max_timestamp(buf, position - origin)
             if pending >= 0 and last >= pending:
-                if largest != state[PENDING_TIMESTAMP]:
-                    status = WRONG_TIMES
+                if largest != state[k.PENDING_TIMESTAMP]:
+                    status = k.WRONG_TIMES
                     break
                 pending = np.int64(-1)
             if largest >= target and last >= start_offset and not _is_empty(buf, position - origin):
                 if pending >= 0:  # yet the entry names a later batch as the first with so large a timestamp
-                    status = WRONG_TIMES
+                    status = k.WRONG_TIMES
                 break
             position += size
             previous = last
             size = np.int64(0)
-        if status == NONE and entry >= 0:  # an entry of a longer log
-            status = WRONG_INDEX
-        elif status == NONE and pending >= 0:
-            status = WRONG_TIMES
-        if status != FOUND:
+        if status == k.NONE and entry >= 0:  # an entry of a longer log
+            status = k.WRONG_INDEX
+        elif status == k.NONE and pending >= 0:
+            status = k.WRONG_TIMES
+        if status != k.FOUND:
             break
         out[i].position = position
         out[i].size = size
         i += 1
-    state[ROW] = i
-    state[POSITION] = position
-    state[PREVIOUS] = previous
-    state[PENDING] = pending
-    state[ENTRY] = entry
+    state[k.ROW] = i
+    state[k.POSITION] = position
+    state[k.PREVIOUS] = previous
+    state[k.PENDING] = pending
+    state[k.ENTRY] = entry
     return status
 
 

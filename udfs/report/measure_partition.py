@@ -48,19 +48,8 @@ from lastkey.udfs.compact.scan.scan_partition import (
 from lastkey.udfs.compact.scan.scan_segment import chunk_at, chunks_again
 from lastkey.udfs.compact.verdicts import COPIED, COUNTER_NAMES
 from lastkey.udfs.problem import Problem, attempt
-from lastkey.udfs.report import measure_kernels as sums_of
+from lastkey.udfs.report import measure_kernels as kernels
 from lastkey.udfs.report.codec_sizes import CodecSample
-from lastkey.udfs.report.measure_kernels import (
-    KEY_COUNT,
-    LAST_TIME,
-    N_AGES,
-    N_SUMS,
-    NOTHING,
-    RunDecisions,
-    add_times,
-    add_up,
-    count_keys,
-)
 from lastkey.udfs.report.partition_profile import (
     Codec,
     HotKey,
@@ -79,13 +68,13 @@ class KeyCounts:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.used = max_bytes, 0
-        self.slots = np.zeros(_FIRST_SLOTS, KEY_COUNT)
+        self.slots = np.zeros(_FIRST_SLOTS, kernels.KEY_COUNT)
 
     def count(self, run: Run, dirty: tuple[int, int], is_last: np.ndarray, path: str) -> None:
         """Count a run with `count_keys`, in larger tables as needed. Raises LogFormatError if too large ones are."""
         left = len(run.spans)
         while left:
-            self.used, left = count_keys(run, dirty, self.slots, self.used, is_last, left)
+            self.used, left = kernels.count_keys(run, dirty, self.slots, self.used, is_last, left)
             if left:
                 self._grow(path)
 
@@ -144,8 +133,7 @@ class Walk:
         """Profile one source, after all later ones."""
         source = self.sources[number]
         cleaned = number < self.cleaned
-        sums, ages, codecs = np.zeros(N_SUMS, np.int64), np.zeros(N_AGES, np.int64), np.zeros((3, 8), np.int64)
-        sums[sums_of.MIN_TIME], sums[sums_of.MAX_TIME] = NOTHING, -1
+        sums, ages, codecs = _new_sums(), np.zeros(kernels.N_AGES, np.int64), np.zeros((3, 8), np.int64)
         tally, after = Tally(), 0
         before = self._largest_before_chunks(number)
         with source.open_log() as file:
@@ -164,9 +152,9 @@ class Walk:
                     self._count(chunk, source, see)
         self.tallies.append(tally)
         counters = tally.by_name()
-        aborted, records = counters["dropped_aborted"], int(sums[sums_of.RECORDS])
+        aborted, records = counters["dropped_aborted"], int(sums[kernels.RECORDS])
         dead = counters["dropped_superseded"] + counters["dropped_tombstones"] + counters["dropped_null_key"] + aborted
-        some_time = int(sums[sums_of.MAX_TIME]) >= 0
+        some_time = int(sums[kernels.MAX_TIME]) >= 0
         return SegmentProfile(
             base_offset=source.first_offset,
             size_bytes=source.size,
@@ -174,23 +162,23 @@ class Walk:
             records=records + aborted,
             cleaned=cleaned,
             live_records=records + aborted - dead,
-            live_bytes=int(sums[sums_of.LIVE_BYTES]),
+            live_bytes=int(sums[kernels.LIVE_BYTES]),
             dead_records=dead,
-            dead_bytes=int(sums[sums_of.DEAD_BYTES]),
+            dead_bytes=int(sums[kernels.DEAD_BYTES]),
             superseded=counters["dropped_superseded"],
             aborted=aborted,
             expired_tombstones=counters["dropped_tombstones"],
             bytes_after=after if cleaned else source.size,
-            tombstones=int(sums[sums_of.TOMBSTONES]),
-            tombstones_with_horizon=int(sums[sums_of.TOMBSTONES_WITH_HORIZON]),
+            tombstones=int(sums[kernels.TOMBSTONES]),
+            tombstones_with_horizon=int(sums[kernels.TOMBSTONES_WITH_HORIZON]),
             tombstone_ages=tuple(ages.tolist()),
-            null_keys=int(sums[sums_of.NULL_KEYS]),
-            control_records=int(sums[sums_of.CONTROL_RECORDS]),
-            out_of_order=int(sums[sums_of.OUT_OF_ORDER]),
-            max_lag_ms=int(sums[sums_of.LARGEST_LAG]),
-            without_timestamp=int(sums[sums_of.NO_TIME]),
-            min_timestamp_ms=int(sums[sums_of.MIN_TIME]) if some_time else None,
-            max_timestamp_ms=int(sums[sums_of.MAX_TIME]) if some_time else None,
+            null_keys=int(sums[kernels.NULL_KEYS]),
+            control_records=int(sums[kernels.CONTROL_RECORDS]),
+            out_of_order=int(sums[kernels.OUT_OF_ORDER]),
+            max_lag_ms=int(sums[kernels.LARGEST_LAG]),
+            without_timestamp=int(sums[kernels.NO_TIME]),
+            min_timestamp_ms=int(sums[kernels.MIN_TIME]) if some_time else None,
+            max_timestamp_ms=int(sums[kernels.MAX_TIME]) if some_time else None,
             codecs={name: Codec(*codecs[:, i].tolist()) for i, name in enumerate(CODEC_NAMES) if codecs[0, i]},
         )
 
@@ -199,7 +187,7 @@ class Walk:
         unusable.
         """
         largest = self.sources[number].segment.max_timestamp_ms
-        return largest if largest <= LAST_TIME else int(self._largest_of_chunks(number).max())
+        return largest if largest <= kernels.LAST_TIME else int(self._largest_of_chunks(number).max())
 
     def _largest_before_chunks(self, number: int) -> list[int]:
         """Return the largest timestamp of all batches before each chunk of a source.
@@ -225,7 +213,11 @@ class Walk:
     def _clean(self, chunk: Chunk, source: SegmentScan, rules: Rules, tally: Tally, see: _See) -> int:
         legacy = source.mtime_ms > rules.legacy_horizon_ms
         size = 0
-        of = Pass(self._mark, self.reader.loader, self.reader.buffer, tally, see=see.decided)
+
+        def decided(run: Run, is_last: np.ndarray, kept: np.ndarray, cleaned: np.ndarray) -> None:
+            see.run(run, is_last, kept, cleaned["outcome"].astype(np.int8))
+
+        of = Pass(self._mark, self.reader.loader, self.reader.buffer, tally, see=decided)
         for piece in clean_chunk(of, chunk, rules, legacy, backwards=True):
             size += piece.size
             self.estimated |= piece.estimated
@@ -267,11 +259,17 @@ class Walk:
         return bytes(keys[0])
 
 
+def _new_sums() -> np.ndarray:
+    sums = np.zeros(kernels.N_SUMS, np.int64)
+    sums[kernels.MIN_TIME], sums[kernels.MAX_TIME] = kernels.NOTHING, -1
+    return sums
+
+
 def _usable(times: np.ndarray) -> np.ndarray:
     """Return the largest timestamps of batches, -1 for those after the year 9999: one would make all later records
     late.
     """
-    return np.where(times > LAST_TIME, -1, times)
+    return np.where(times > kernels.LAST_TIME, -1, times)
 
 
 @dataclass(frozen=True)
@@ -284,24 +282,20 @@ class _See:
     ages: np.ndarray
     codecs: np.ndarray
 
-    def decided(self, run: Run, is_last: np.ndarray, kept: np.ndarray, cleaned: np.ndarray) -> None:
-        """Add a run; called as `clean_batches.See`."""
-        self.run(run, is_last, kept, cleaned["outcome"].astype(np.int8))
-
     def run(self, run: Run, is_last: np.ndarray, kept: np.ndarray, outcome: np.ndarray) -> None:
         """Add a run."""
         walk = self.walk
-        mine = np.zeros(N_SUMS, np.int64)
-        mine[sums_of.MIN_TIME], mine[sums_of.MAX_TIME] = NOTHING, -1
+        mine = _new_sums()
         largest_before = self.largest_before[run.first : run.first + len(run.batches)]
-        add_up(run, RunDecisions(is_last, kept, outcome, largest_before), walk.plan.run.now_ms, mine, self.ages)
-        low, high = int(mine[sums_of.MIN_TIME]), int(mine[sums_of.MAX_TIME])
+        decisions = kernels.RunDecisions(is_last, kept, outcome, largest_before)
+        kernels.add_up(run, decisions, walk.plan.run.now_ms, mine, self.ages)
+        low, high = int(mine[kernels.MIN_TIME]), int(mine[kernels.MAX_TIME])
         if high >= 0:
             walk.times.cover(low, high)
             times = walk.times
-            add_times(run, times.first, times.width_ms, times.counts)
+            kernels.add_times(run, times.first, times.width_ms, times.counts)
         total = self.sums
-        for at, join in ((sums_of.MIN_TIME, min), (sums_of.MAX_TIME, max), (sums_of.LARGEST_LAG, max)):
+        for at, join in ((kernels.MIN_TIME, min), (kernels.MAX_TIME, max), (kernels.LARGEST_LAG, max)):
             mine[at] = join(mine[at], total[at]) - total[at]
         total += mine
         walk.codecs.add(run)
