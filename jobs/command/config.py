@@ -12,7 +12,6 @@ Each setting is one field below: name, unit, allowed values, default, and its do
 
 from __future__ import annotations
 
-import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -478,20 +477,9 @@ OVERRIDES: Final[ValueKind[str | Iterable[str] | Mapping[str, Any] | None, Mappi
 )
 
 
-def check_now_ms(now_ms: int | None) -> int:
-    """Return --now in epoch milliseconds, or the clock's. Raise BAD_NOW for a value in seconds or microseconds."""
-    if now_ms is None:
-        return time.time_ns() // 1_000_000
+def check_now_ms(now_ms: int) -> None:
+    """Raise BAD_NOW for a clock in seconds or microseconds."""
     if 0 <= now_ms < 10**11:  # 10^11 ms is March 1973; 10^11 s is the year 5138
         raise BAD_NOW(expected=_CLOCK, found=f"{now_ms}: seconds", advice=f"did you mean {now_ms * 1000}?")
     if not 0 <= now_ms < 10**14:  # the year 5138
         raise BAD_NOW(expected=_CLOCK, found=now_ms, advice="without this option the clock is the current time")
-    return now_ms
-
-
-def check_policy_has_topics(cleanup_policy: str | None, *topics: str) -> None:
-    """Raise UsageError for a --cleanup-policy without topics to apply it to."""
-    if cleanup_policy and not topics:
-        raise UsageError(
-            message="--cleanup-policy compact needs --topics or --topics-from, which name the topics it applies to"
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -12,13 +13,12 @@ from urllib.parse import urlsplit
 
 from lastkey.jobs.command.declare import Value, ValueKind
 from lastkey.jobs.command.parse import (
+    MAX_LONG,
     check_location,
     check_text,
-    parse_duration,
     parse_globs,
     parse_key,
-    parse_partitions,
-    parse_span,
+    parse_numbers,
     parse_time,
 )
 from lastkey.jobs.command.progress import Progress
@@ -189,14 +189,24 @@ def texts(what: str = "text", *, adds: bool = False, metavar: str = "TEXT") -> V
 
 
 def span(parse: Callable[[str], int]) -> ValueKind[str | None, tuple[int | None, int | None]]:
-    """Return the kind of FROM..TO, whose ends `parse` reads."""
+    """Return the kind of `A..B`, `A..` or `..B`, whose ends `parse` reads: from A on, below B."""
 
     def check(option: Value[Any, Any], value: object) -> tuple[int | None, int | None]:
         if value is None:
             return None, None
         if isinstance(value, tuple):  # checked before
             return value
-        return parse_span(option.flag, _text(option, value), parse)
+        text = _text(option, value)
+        start, dots, end = text.partition("..")
+        try:
+            ends = (parse(start) if start else None, parse(end) if end else None)
+        except ValueError:
+            dots, ends = "", (None, None)
+        if not dots or any(end is not None and abs(end) > MAX_LONG for end in ends):
+            raise option.wrong("FROM..TO, FROM.. or ..TO", repr(text))
+        if ends[0] is not None and ends[1] is not None and ends[1] < ends[0]:  # else no record would match, silently
+            raise option.wrong("a FROM that is not after TO", repr(text))
+        return ends
 
     return ValueKind(check, "FROM..TO")
 
@@ -243,7 +253,11 @@ def _some_topics(option: Value[Any, Any], value: object) -> TopicFilter | None:
 
 def _partitions(option: Value[Any, Any], value: object) -> tuple[range, ...]:
     if isinstance(value, str):
-        return parse_partitions(option.flag, _text(option, value))
+        text = _text(option, value)
+        try:
+            return tuple(map(parse_numbers, text.split(",")))
+        except ValueError:
+            raise option.wrong("numbers and ranges such as 0,3-5", repr(text)) from None
     parts = tuple(value) if isinstance(value, Iterable) else ()
     if parts and all(isinstance(part, range) for part in parts):
         return parts
@@ -252,9 +266,18 @@ def _partitions(option: Value[Any, Any], value: object) -> tuple[range, ...]:
     return tuple(range(part, part + 1) for part in parts)
 
 
+_UNITS: Final = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+_DURATION: Final = re.compile("".join(rf"(?:([0-9]{{1,9}}){unit})?" for unit in _UNITS))
+
+
 def _duration(option: Value[Any, Any], value: object) -> float:
     if isinstance(value, str):
-        return parse_duration(option.flag, _text(option, value))
+        text = _text(option, value)
+        found = _DURATION.fullmatch(text.strip())
+        parts = zip(found.groups(), _UNITS.values(), strict=True) if found else ()
+        if not (seconds := sum(int(n or 0) * unit for n, unit in parts)):
+            raise option.wrong("a duration such as 90s, 30m or 1h30m", repr(text))
+        return float(seconds)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise option.wrong_type("seconds, or text such as '1h30m'", value)
     if not 0 < value < 10**14:  # more than the longest text, 999999999d

@@ -13,7 +13,6 @@ from lastkey.jobs.command.config import (
     Config,
     Settings,
     check_now_ms,
-    check_policy_has_topics,
 )
 from lastkey.jobs.command.declare import Value, argument, declared, option
 from lastkey.jobs.command.kinds import (
@@ -216,7 +215,10 @@ class WithPlan(TopicOptions):
         """Raise UsageError for a policy without topics, BAD_NOW for a clock in seconds."""
         super().validate()
         check_now_ms(self.now_ms)
-        check_policy_has_topics(self.cleanup_policy, *self.topics.include)
+        if self.cleanup_policy and not self.topics.include:
+            raise UsageError(
+                message="--cleanup-policy compact needs --topics or --topics-from, which name the topics it applies to"
+            )
 
 
 @declared

@@ -1,4 +1,4 @@
-"""Parsers of typed values: moments, partitions, keys, names, other names of topics; and of Java's properties."""
+"""Parsers of typed values: moments, numbers, keys, names, other names of topics; and of Java's properties."""
 
 from __future__ import annotations
 
@@ -41,47 +41,12 @@ def parse_time(text: str) -> int:
     return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
-_UNITS: Final = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
-_DURATION: Final = re.compile("".join(rf"(?:([0-9]{{1,9}}){unit})?" for unit in _UNITS))
-
-
-def parse_duration(option: str, text: str) -> float:
-    """Return the seconds of `90s`, `30m`, `1h30m` or `2d`. Raise UsageError for anything else, and for no time."""
-    found = _DURATION.fullmatch(text.strip())
-    seconds = sum(int(n or 0) * unit for n, unit in zip(found.groups(), _UNITS.values(), strict=True)) if found else 0
-    if not seconds:
-        raise UsageError(message=f"{option}: expected a duration such as 90s, 30m or 1h30m, found {text!r}")
-    return float(seconds)
-
-
 def parse_numbers(text: str) -> range:
     """Return the numbers of `3`, or of `3-5`. Raise ValueError for anything else."""
     match = re.fullmatch(r"\s*([0-9]{1,10})\s*(?:-\s*([0-9]{1,10})\s*)?", text)
     if match is None or int(match[2] or match[1]) < int(match[1]):
         raise ValueError(text)
     return range(int(match[1]), int(match[2] or match[1]) + 1)
-
-
-def parse_partitions(option: str, text: str) -> tuple[range, ...]:
-    """Return the ranges of partitions' numbers, such as `0,3-5`."""
-    try:
-        return tuple(parse_numbers(part) for part in text.split(","))
-    except ValueError as error:
-        raise UsageError(message=f"{option}: expected numbers and ranges such as 0,3-5, found {text!r}") from error
-
-
-def parse_span(option: str, text: str, parse: Callable[[str], int]) -> tuple[int | None, int | None]:
-    """Return the ends of `A..B`, `A..` or `..B` by `parse`: from A on, below B. Raise UsageError for anything else."""
-    start, dots, end = text.partition("..")
-    try:
-        ends = (parse(start) if start else None, parse(end) if end else None)
-    except ValueError:
-        dots, ends = "", (None, None)
-    if not dots or any(end is not None and abs(end) > MAX_LONG for end in ends):
-        raise UsageError(message=f"{option}: expected FROM..TO, FROM.. or ..TO, found {text!r}")
-    if ends[0] is not None and ends[1] is not None and ends[1] < ends[0]:  # else no record would match, silently
-        raise UsageError(message=f"{option}: expected a FROM that is not after TO, found {text!r}")
-    return ends
 
 
 def read_given(path: str, kind: str) -> str:

@@ -164,16 +164,16 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
     values = _named(given, source)
     take = _Values(values)
     paths = _paths(take)
-    store = take.text("store")
+    store = take.get("store")
     if not paths and store is None:
         raise UsageError(
             message=f"{source}: no path: give .load(PATH), or the option path or store. (Spark 4.2 does not hand over"
             " the OPTIONS of CREATE TABLE to sources in Python: use"
             " CREATE TEMPORARY VIEW, or SELECT ... WITH (path = ...))"
         )
-    if take.text("generation") is not None and store is None:
-        raise UsageError(message=f"generation={take.text('generation')} needs the option store")
-    key = take.text("key")
+    if take.get("generation") is not None and store is None:
+        raise UsageError(message=f"generation={take.get('generation')} needs the option store")
+    key = take.get("key")
     loss_fails = take.flag("failOnDataLoss", default=True)
     isolation = take.choose(("isolationLevel", "kafka.isolation.level"), ("read_uncommitted", "read_committed"))
     return ReadOptions(
@@ -226,23 +226,16 @@ def _named(given: Mapping[str, str], source: Source) -> dict[str, str]:
     return out
 
 
-class _Values:
+class _Values(dict[str, str]):
     """Values of the options by name, converted to the type that the caller asks for."""
-
-    def __init__(self, values: Mapping[str, str]) -> None:
-        self._values = values
-
-    def text(self, name: str) -> str | None:
-        """Return the value as given."""
-        return self._values.get(name)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return the value as given, or (): like an option of the command line that may be repeated."""
-        return (self._values[name],) if name in self._values else ()
+        return (self[name],) if name in self else ()
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Parse `true` or `false`."""
-        value = self._values.get(name)
+        value = self.get(name)
         if value is None:
             return default
         if value.lower() not in ("true", "false"):
@@ -251,7 +244,7 @@ class _Values:
 
     def number(self, name: str, least: int) -> int | None:
         """Parse a whole number of at least `least`."""
-        value = self._values.get(name)
+        value = self.get(name)
         if value is None:
             return None
         if not re.fullmatch("[0-9]+", value.strip()) or int(value) < least:
@@ -260,7 +253,7 @@ class _Values:
 
     def choose(self, names: tuple[str, ...], allowed: tuple[str, ...]) -> str:
         """Return one of the allowed values; default: the first. Two names for one option must agree."""
-        names_by_value = {self._values[name].lower(): name for name in names if name in self._values}
+        names_by_value = {self[name].lower(): name for name in names if name in self}
         if len(names_by_value) > 1:
             raise UsageError(message=f"{' and '.join(names)} contradict each other: {' and '.join(names_by_value)}")
         for value, name in names_by_value.items():
@@ -273,7 +266,7 @@ class _Values:
 
     def names(self, name: str) -> tuple[str, ...] | None:
         """Parse a list separated by commas."""
-        value = self._values.get(name)
+        value = self.get(name)
         if value is None:
             return None
         out = tuple(part.strip() for part in value.split(",") if part.strip())
@@ -291,8 +284,8 @@ class _Values:
 
 
 def _paths(take: _Values) -> tuple[str, ...]:
-    several = take.text("paths")  # .load([...]) becomes this
-    single = take.text("path")
+    several = take.get("paths")  # .load([...]) becomes this
+    single = take.get("path")
     try:
         paths = json.loads(several) if several else []
     except ValueError:
@@ -304,9 +297,9 @@ def _paths(take: _Values) -> tuple[str, ...]:
 
 def _selection(take: _Values) -> Selection:
     ours = bool(take.texts("topics") or take.texts("topicsFrom"))
-    if ours + sum(take.text(name) is not None for name in _TOPICS) > 1:
+    if ours + sum(take.get(name) is not None for name in _TOPICS) > 1:
         raise UsageError(message="give only one of topics (or topicsFrom), subscribe, subscribePattern and assign")
-    pattern = take.text("subscribePattern")
+    pattern = take.get("subscribePattern")
     if pattern is not None:
         if not pattern:  # it would match every topic; Spark's Kafka source refuses it too
             raise UsageError(message=f"subscribePattern: expected a regular expression, found {pattern!r}")
@@ -315,13 +308,13 @@ def _selection(take: _Values) -> Selection:
         except re.error as error:
             raise UsageError(message=f"subscribePattern: not a regular expression: {pattern!r}: {error}") from error
     assigned = None
-    if take.text("assign") is not None:
+    if take.get("assign") is not None:
         example = '{"topicA":[0,1],"topicB":[2]}'
         assigned_numbers = _json(take, "assign", example)
         if not all(
             isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in assigned_numbers.values()
         ):
-            raise UsageError(message=f"assign: expected JSON such as {example}, found {take.text('assign')!r}")
+            raise UsageError(message=f"assign: expected JSON such as {example}, found {take.get('assign')!r}")
         assigned = frozenset((topic, number) for topic, numbers in assigned_numbers.items() for number in numbers)
     topics = parse_topics(take.texts("topics"), take.texts("exclude"), take.texts("topicsFrom"), option="{}")
     subscribed = TopicFilter(parse_globs("subscribe", take.texts("subscribe")))
@@ -346,13 +339,13 @@ def _numbers(take: _Values) -> tuple[range, ...] | None:
 def _bounds(take: _Values, which: str, default: Bound | None) -> Bounds | None:
     """Return a timestamp for all partitions, else timestamps by partition, else offsets, as in Spark's Kafka source."""
     name = f"{which}Timestamp"
-    if take.text(name) is not None:
-        return Bounds(name, Bound("timestamp", _time(name, take.text(name))))
+    if take.get(name) is not None:
+        return Bounds(name, Bound("timestamp", _time(name, take.get(name))))
     name = f"{which}OffsetsByTimestamp"
-    if take.text(name) is not None:
+    if take.get(name) is not None:
         return Bounds(name, LATEST, _by_partition(take, name, lambda value: Bound("timestamp", _time(name, value))))
     name = f"{which}Offsets"
-    value = take.text(name)
+    value = take.get(name)
     if value is None:
         return None if default is None else Bounds(name, default)
     if value.strip().startswith("{"):
@@ -374,7 +367,7 @@ def _by_partition(take: _Values, name: str, read: Callable[[Any], Bound]) -> dic
             for number, value in numbers.items()
         }
     except (AttributeError, TypeError, ValueError) as error:
-        raise UsageError(message=f"{name}: expected JSON such as {example}, found {take.text(name)!r}") from error
+        raise UsageError(message=f"{name}: expected JSON such as {example}, found {take.get(name)!r}") from error
 
 
 def _offset(value: Any) -> Bound:
@@ -385,11 +378,11 @@ def _offset(value: Any) -> Bound:
 
 def _json(take: _Values, name: str, example: str) -> dict[str, Any]:
     try:
-        content = json.loads(take.text(name) or "")
+        content = json.loads(take.get(name) or "")
     except ValueError as error:
-        raise UsageError(message=f"{name}: expected JSON such as {example}, found {take.text(name)!r}") from error
+        raise UsageError(message=f"{name}: expected JSON such as {example}, found {take.get(name)!r}") from error
     if not isinstance(content, dict):
-        raise UsageError(message=f"{name}: expected JSON such as {example}, found {take.text(name)!r}")
+        raise UsageError(message=f"{name}: expected JSON such as {example}, found {take.get(name)!r}")
     return content
 
 

@@ -19,6 +19,8 @@ import pyarrow as pa
 import zstandard
 
 from lastkey.jobs.command import parse as typed
+from lastkey.jobs.command.options import ReindexOptions
+from lastkey.jobs.command.read_options import InspectOptions
 from lastkey.jobs.errors import JobError
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_NAMES
@@ -196,8 +198,8 @@ def _decoders(data: bytes) -> Parsed:
 
 _TYPED: Final[tuple[tuple[Callable[[str], Any], type[Exception]], ...]] = (  # parser -> error for a mistake
     (typed.parse_time, JobError), (typed.parse_numbers, ValueError), (typed.parse_key, JobError),
-    (lambda text: typed.parse_partitions("--partition", text), JobError),
-    (lambda text: typed.parse_span("--span", text, typed.parse_time), JobError),
+    (lambda text: ReindexOptions("archive", partitions=text).partitions, JobError),
+    (lambda text: InspectOptions(times=text).times, JobError),
 )  # fmt: skip
 
 

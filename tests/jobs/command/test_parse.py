@@ -11,10 +11,10 @@ from lastkey.jobs.command.parse import (
     parse_globs,
     parse_key,
     parse_numbers,
-    parse_span,
     parse_time,
     parse_topics,
 )
+from lastkey.jobs.command.read_options import InspectOptions
 from lastkey.jobs.errors import CONFIG_FILE, UsageError
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from tests.builders.errors import raises_kind
@@ -34,30 +34,35 @@ def test_malformed_numbers_are_refused(text):
     assert str(error.value) == text
 
 
+def checked(option, text):
+    """Return the value of an option that this text gives."""
+    return option.kind.check(option, text)
+
+
 @pytest.mark.parametrize(
     ("text", "ends"), [("5..9", (5, 9)), ("..9", (None, 9)), ("5..", (5, None)), ("..", (None,) * 2)]
 )
 def test_a_span_may_be_open_at_either_end(text, ends):
-    assert parse_span("--offset", text, int) == ends
+    assert checked(InspectOptions.offsets, text) == ends
 
 
 @pytest.mark.parametrize("text", ["", "5", "a..b", "5...9", f"{MAX_LONG + 1}.."])
 def test_malformed_spans_are_refused(text):
     with pytest.raises(UsageError, match=r"^--offset: expected FROM\.\.TO, FROM\.\. or \.\.TO, found "):
-        parse_span("--offset", text, int)
+        checked(InspectOptions.offsets, text)
 
 
 def test_span_with_its_end_before_its_start_is_refused():
     """Such a span would silently match nothing. An empty span is allowed, because a script may compute one."""
-    assert parse_span("--offset", "5..5", int) == (5, 5)
+    assert checked(InspectOptions.offsets, "5..5") == (5, 5)
     with pytest.raises(UsageError, match=r"^--offset: expected a FROM that is not after TO, found '10\.\.5'"):
-        parse_span("--offset", "10..5", int)
+        checked(InspectOptions.offsets, "10..5")
 
 
 def test_invalid_time_in_a_span_is_explained():
-    assert parse_span("--time", "1970-01-01T00:00:01Z..2000", parse_time) == (1000, 2000)
+    assert checked(InspectOptions.times, "1970-01-01T00:00:01Z..2000") == (1000, 2000)
     with pytest.raises(UsageError, match=r"^no such time: noon"):
-        parse_span("--time", "noon..", parse_time)
+        checked(InspectOptions.times, "noon..")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lastkey.jobs.command.parse import parse_duration
+from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.stopping import OutOfTimeError
 from lastkey.jobs.compact import waves
 from lastkey.jobs.errors import DONE, PARTIAL, PROBLEMS, UsageError
@@ -120,7 +120,7 @@ def test_report_names_unfinished_partitions(tmp_path: Path) -> None:
 def test_run_within_the_limit_equals_an_unlimited_run(tmp_path: Path) -> None:
     lab = _threads(tmp_path)
     _grow(lab, 0)
-    report = _run(lab, 0, max_runtime=parse_duration("", "999999999d"))
+    report = _run(lab, 0, max_runtime="999999999d")
     assert (report.exit_code, report.partial, sorted(_done(report))) == (DONE, False, list(TOPICS))
     report = _run(lab, 0, max_runtime=1e-9)  # nothing is due
     assert (report.exit_code, report.partial) == (DONE, False)
@@ -166,10 +166,10 @@ def test_tasks_of_spark_stop_at_the_limit(spark: Any, tmp_path: Path, monkeypatc
     ("text", "seconds"), [("90s", 90), ("30m", 1800), ("4h", 14400), ("1h30m", 5400), (" 2d1s ", 172801)]
 )
 def test_max_runtime_accepts_durations(text: str, seconds: int) -> None:
-    assert parse_duration("--max-runtime", text) == seconds
+    assert CompactOptions("archive", "store", max_runtime=text).max_runtime == seconds
 
 
 @pytest.mark.parametrize("text", ["", "90", "0s", "h", "1.5h", "-1h", "30m1h", "1h 30m", "1w", "\uff190s"])
 def test_invalid_duration_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="expected a duration such as 90s, 30m or 1h30m"):
-        parse_duration("--max-runtime", text)
+        CompactOptions("archive", "store", max_runtime=text)

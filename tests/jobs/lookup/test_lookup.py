@@ -15,7 +15,7 @@ import pytest
 from chispa import assert_df_equality
 
 from lastkey.jobs.command import cli
-from lastkey.jobs.command.config import check_now_ms, load_config
+from lastkey.jobs.command.config import load_config
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
@@ -143,9 +143,7 @@ def store(spark, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lookup") / "store"
     config = load_config(str(EXAMPLES / "topics.toml"))
     compact.run(
-        CompactOptions(
-            str(ARCHIVE), str(folder), now_ms=check_now_ms(None), config=config, topics=TopicFilter(("users",))
-        ),
+        CompactOptions(str(ARCHIVE), str(folder), config=config, topics=TopicFilter(("users",))),
         Silent(),
     )
     return folder
