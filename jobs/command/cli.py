@@ -93,12 +93,10 @@ def _show_all(context: click.Context, option: click.Parameter, asked: bool) -> N
 
 
 class JobCommand(click.Command):
-    """Command of a job, made from its declaration. run: gets the command, the context, and the given values."""
+    """Command of a job, made from its declaration."""
 
-    def __init__(
-        self, name: str, command: Command, run: Callable[[Command, click.Context, dict[str, Any]], None]
-    ) -> None:
-        self.command, self.run = command, run
+    def __init__(self, name: str, command: Command) -> None:
+        self.command = command
         help_all = click.Option(
             ["--help-all"],
             is_flag=True,
@@ -119,7 +117,7 @@ class JobCommand(click.Command):
     def invoke(self, ctx: click.Context) -> None:
         """Run the job with what was given; the declaration has the defaults."""
         typed = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-        self.run(self.command, ctx, {name: ctx.params[name] for name in typed if ctx.params[name] != ()})
+        _run(self.command, ctx, {name: ctx.params[name] for name in typed if ctx.params[name] != ()})
 
     def get_help(self, ctx: click.Context) -> str:
         """Return the help."""
@@ -329,7 +327,7 @@ for _room in ("lastkey.jobs.api", "lastkey.jobs.api_store"):  # each declares it
 lastkey.common = COMMANDS["compact"]
 for _name, _command in COMMANDS.items():
     _group, _, _kind = _name.rpartition(" ")
-    (audit if _group else lastkey).add_command(JobCommand(_kind, _command, _run))
+    (audit if _group else lastkey).add_command(JobCommand(_kind, _command))
 for _each in (*lastkey.commands.values(), *audit.commands.values()):
     _each.short_help = (_each.help or "").partition("\n\n")[0].replace("\n", " ")  # else click cuts it
 

@@ -115,18 +115,14 @@ def command(options: Callable[P, JobOptions], *printing: type) -> Callable[[Call
 
         doc = inspect.cleandoc(stub.__doc__ or "")
         run.__name__, run.__qualname__, run.__module__ = stub.__name__, stub.__name__, stub.__module__
-        run.__doc__ = f"{_plain(doc)}\n\nParameters:\n{_parameters(kind)}"
+        plain = _LINK.sub(r"\1", doc)  # the text of links alone
+        run.__doc__ = f"{plain}\n\nParameters:\n{_parameters(kind)}"
         run.__signature__ = signature  # type: ignore[attr-defined]  # what inspect looks for
         function = raises_job_errors(run)
         COMMANDS[job] = Command(kind, (*printing, Printing), doc, function)
         return function
 
     return made
-
-
-def _plain(doc: str) -> str:
-    """Return a docstring with the text of its links alone."""
-    return _LINK.sub(r"\1", doc)
 
 
 def _parameters(kind: type[JobOptions]) -> str:

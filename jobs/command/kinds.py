@@ -78,10 +78,6 @@ def _text(option: Value[Any, Any], value: object) -> str:
     return value
 
 
-def _location(option: Value[Any, Any], value: object) -> str:
-    return check_location(option.name, value)
-
-
 def number(least: int | None = None, most: int | None = None, metavar: str = "N") -> ValueKind[int, int]:
     """Return the kind of whole numbers from `least` to `most`."""
     bounds = "" if least is None else f" from {least} on" if most is None else f" from {least} to {most}"
@@ -350,7 +346,7 @@ def _count(option: Value[Any, Any], value: object) -> TopicCount:
 
 
 def _place(metavar: str, completes: Literal["file", "dir"] = "dir") -> ValueKind[Location, str]:
-    return ValueKind(_location, metavar, completes=completes)
+    return ValueKind(lambda option, value: check_location(option.name, value), metavar, completes=completes)
 
 
 _WHOLE: Final = number()

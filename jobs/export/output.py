@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -157,16 +157,12 @@ class ExportFolder:
         self.root.filesystem.move(self.root.full(_PART), self.root.full(MARK))
 
 
-@contextmanager
-def taken(root: Root) -> Iterator[None]:
+def taken(root: Root) -> AbstractContextManager[object]:
     """Make a local folder, and lock it against other runs; elsewhere do nothing."""
-    if root.is_local and root.filesystem.get_file_info(root.base).type != pafs.FileType.File:
-        make_folders(Path(root.base))
-        with locked([Path(root.base)]):
-            yield
-    else:
-        with nullcontext():
-            yield
+    if not root.is_local or root.filesystem.get_file_info(root.base).type == pafs.FileType.File:
+        return nullcontext()
+    make_folders(Path(root.base))
+    return locked([Path(root.base)])
 
 
 @dataclass
