@@ -23,7 +23,7 @@ from lastkey.jobs.command.reporting import JobReport
 from lastkey.udfs.problem import Problem
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "schemas"
-MORE: Final = ("lookup.minute_table", "lookup.query_table")  # their jobs import them late
+MORE: Final = ("lookup.tables",)  # its job imports it late
 _PLAIN: Final = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
 _PROBLEM: Final = {"anyOf": [{"$ref": "#/$defs/problem"}, {"type": "string"}]}
 _EVERY: Final = {  # report, whatever its job

@@ -1,7 +1,7 @@
 """`lookup`: offsets and times -> positions, records, segments, without a broker. udfs/lookup/LOOKUP.md explains how.
 
 A few queries need no Spark. A table of them does (`--queries`), and so does the table `time_index`
-(jobs.lookup.minute_table). `--sizing` shows what the indexes of an archive cost, by topic, from real counts
+(jobs.lookup.tables). `--sizing` shows what the indexes of an archive cost, by topic, from real counts
 (udfs.lookup.index_sizes).
 """
 
@@ -137,13 +137,13 @@ def run(options: LookupOptions, progress: Progress) -> JobReport:
     kind: type[LookupReport | SizingReport] = SizingReport if options.sizing else LookupReport
     report = kind(archive=options.archive, store=options.store if options.archive is None else None)
     if options.at is not None:
-        from lastkey.jobs.lookup.minute_table import run_at  # noqa: PLC0415 - few queries need no Spark
+        from lastkey.jobs.lookup.tables import run_at  # noqa: PLC0415 - few queries need no Spark
 
         return run_at(options, progress)
     partitions = list_partitions(options, report)
     report.seconds["list"] = time.perf_counter() - started
     if options.queries is not None:
-        from lastkey.jobs.lookup.query_table import run_table  # noqa: PLC0415 - as above
+        from lastkey.jobs.lookup.tables import run_table  # noqa: PLC0415 - as above
 
         return run_table(options, partitions, report, progress)
     if isinstance(report, SizingReport):

@@ -27,7 +27,7 @@ from lastkey.jobs.command.read_options import InspectOptions, LookupOptions, Rep
 from lastkey.jobs.command.store_options import RestoreOptions, VacuumOptions
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.lookup.query_table import run_table
+from lastkey.jobs.lookup.tables import run_table
 from lastkey.jobs.reindex import job as reindex
 from lastkey.jobs.report import job as archive_report
 from lastkey.jobs.restore import job as restore

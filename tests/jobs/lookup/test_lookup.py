@@ -20,7 +20,7 @@ from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.lookup.partitions import archived_partitions
-from lastkey.jobs.lookup.query_table import answered
+from lastkey.jobs.lookup.tables import answered
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.udfs.lookup.queries import Queries, lookup, lookup_table

@@ -14,9 +14,9 @@ from lastkey.jobs.command import cli
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.errors import MissingPathError, UsageError
-from lastkey.jobs.lookup import minute_table as time_index
-from lastkey.jobs.lookup.minute_table import happened, refresh, run_at
+from lastkey.jobs.lookup import tables as time_index
 from lastkey.jobs.lookup.partitions import archived_partitions
+from lastkey.jobs.lookup.tables import happened, refresh, run_at
 from lastkey.jobs.store.minutes import minute_table
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
