@@ -39,7 +39,7 @@ from lastkey.udfs.steps import step
 from lastkey.udfs.storage import normal_uri, open_root
 
 if TYPE_CHECKING:
-    from lastkey.jobs.export.origin import Origin
+    from lastkey.jobs.export.latest import Origin
 
 _FEW_BYTES: Final = 256 << 20  # size of logs for which the JVM starts only briefly
 _TEXT: Final = "string"  # JSON has no bytes
@@ -52,7 +52,7 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
     check_latest(options)
     origin: Origin | None = None
     if options.latest:
-        from lastkey.jobs.export.origin import listed_for_latest  # noqa: PLC0415 - threads need no pyspark
+        from lastkey.jobs.export.latest import listed_for_latest  # noqa: PLC0415 - threads need no pyspark
 
         partitions, origin = listed_for_latest(options)
     else:

@@ -46,7 +46,7 @@ class TableOffsets:
     """Offsets that a table is brought up to, and the log that they belong to."""
 
     offsets: dict[int, int] = field(default_factory=dict)  # partition -> next offset to read
-    logs: dict[int, str] = field(default_factory=dict)  # identity of each log, if known (jobs.export.origin)
+    logs: dict[int, str] = field(default_factory=dict)  # identity of each log, if known (jobs.export.latest)
     generations: dict[int, int] = field(default_factory=dict)  # generations of a store that were read last
     run: str = ""  # made the commit
 
