@@ -245,10 +245,10 @@ def _say(text: str, stream: TextIO) -> None:
         stream.flush()
 
 
-def _lines_to_stdout() -> Callable[[Any], object]:
-    """Return a function that writes lines of `inspect`, as bytes, as `_say` does."""
-    write = failures.written(sys.stdout.buffer.write)
-    return (lambda lines: write(visible_bytes(lines))) if sys.stdout.isatty() else write
+def _write_lines(lines: Any) -> None:
+    """Write lines of `inspect`, as bytes, as `_say` does."""
+    with failures.writing():
+        sys.stdout.buffer.write(visible_bytes(lines) if sys.stdout.isatty() else lines)
 
 
 def _text(report: JobReport, *, as_json: bool) -> str:
@@ -302,10 +302,11 @@ def _inspect(options: InspectOptions, *, progress: bool | None, quiet: bool, ver
     """Print files as lines, while they are read, and end with the exit code."""
     shown = shown_progress(progress, quiet=quiet, verbose=verbose)
     try:
-        report = imported("inspect").run(options, shown, _lines_to_stdout())
+        report = imported("inspect").run(options, shown, _write_lines)
     finally:
         shown.close()
-    failures.written(sys.stdout.buffer.flush)()
+    with failures.writing():
+        sys.stdout.buffer.flush()
     notes = (f"note: {note}\n" for note in without_effect(spark_options, report.work))
     for lines in itertools.chain(report.messages, notes):
         _say(lines, sys.stderr)
@@ -335,16 +336,12 @@ for _each in (*lastkey.commands.values(), *audit.commands.values()):
 def main(arguments: Sequence[str]) -> int:
     """Run one command, and return its exit code. It alone handles signals, and writes to stdout."""
     signal.signal(signal.SIGTERM, terminate)
-    with signals_handled():
-        return _main(arguments)
-
-
-def _main(arguments: Sequence[str]) -> int:
     ending = Ending()
-    code = _run_command(arguments, ending)
-    for note in ending.report_end(code):
-        with suppress(OSError):  # stderr may be closed
-            _say(f"note: {note}\n", sys.stderr)
+    with signals_handled():
+        code = _run_command(arguments, ending)
+        for note in ending.report_end(code):
+            with suppress(OSError):  # stderr may be closed
+                _say(f"note: {note}\n", sys.stderr)
     return code
 
 

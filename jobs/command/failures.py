@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar, get_args
+from typing import Final, ParamSpec, TypeVar, get_args
 
 from lastkey.jobs import errors
 from lastkey.jobs.command.option_groups import RecordKind
@@ -130,16 +130,6 @@ def writing() -> Iterator[None]:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise FileSystemError(path="stdout", found=error.strerror or str(error)) from error
-
-
-def written(call: Callable[..., object]) -> Callable[..., object]:
-    """Wrap a writing method of stdout in `writing`."""
-
-    def guarded(*given: Any) -> object:
-        with writing():
-            return call(*given)
-
-    return guarded
 
 
 def job_error_failure(error: JobError) -> Failure:
