@@ -49,9 +49,7 @@ def make_commit(start: Start, r: PartitionResult, *, reset: bool, engine: str) -
 def _checkpoint(
     start: Start, r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None, made_of: Checkpoint | None
 ) -> Checkpoint:
-    """Return the checkpoint of a new generation. made_of: the generation that it continues; None: the first one, or a
-    reset.
-    """
+    """Return a new generation's checkpoint. made_of: the generation that it continues; None: the first, or a reset."""
     reset, run_id = made_of is not before, parse_run_id(r.log.folder)
     return Checkpoint(
         topic=r.topic,
@@ -172,9 +170,7 @@ def make_state(r: PartitionResult, generation: int, run_id: str, now_ms: int) ->
 
 
 def write_partition_states(start: Start, outcome: Outcome) -> None:
-    """Write the partitions' states. For partitions that were not due, write only changed states, so that such a run is
-    cheap.
-    """
+    """Write the partitions' states; for those that were not due only if changed, so such a run is cheap."""
     state, now_ms = start.state, start.options.now_ms
     before = state.states() if outcome.cut_off or any(r.status == "not_due" for r in outcome.results) else {}
     rows = []

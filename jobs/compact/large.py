@@ -66,9 +66,7 @@ def compact_large(workers: Runner, plan: PartitionPlan, watcher: Watcher, run_st
 def _compact_if_due(
     workers: Runner, plan: PartitionPlan, clock: Clock, watcher: Watcher, run_stages: RunStages
 ) -> PartitionResult | Exception:
-    """Return the result; or an error of Spark, or of the machine through Spark, which is no problem of
-    the partition.
-    """
+    """Return the result; or an error of Spark or the machine, which is no problem of the partition."""
     try:
         return _compact(workers, plan, clock, watcher, run_stages)
     except Exception as error:

@@ -234,9 +234,7 @@ def parse_gaps(checkpoint: Checkpoint) -> tuple[Gap, ...]:
 
 
 def refilled_gap_problem(archived: ArchivedPartition, checkpoint: Checkpoint, gaps: Sequence[Gap]) -> Problem | None:
-    """Return the problem if a file holds offsets that were missing when the generation was made: no run would read
-    them.
-    """
+    """Return the problem if a file holds offsets that the generation passed over: no run would read them."""
     bases = [s.base_offset for s in archived.segments]
     for hole in gaps:
         inside = archived.segments[bisect_left(bases, hole.first) : bisect_right(bases, hole.last)]

@@ -166,9 +166,7 @@ def _draft(start: Start, key: Key, run: RunContext, links: Collection[str]) -> P
 
 
 def _listing_problem(start: Start, key: Key, links: Collection[str]) -> Problem | None:
-    """Return the problem for which a partition cannot be read at all. links: symbolic links among the store's folders
-    of partitions.
-    """
+    """Return why a partition cannot be read at all. links: symbolic links among the store's partition folders."""
     archived, folder = start.archive.partitions[key], partition_folder(*key)
     if folder in links:
         return _linked(f"{PARTITIONS}/{folder}")

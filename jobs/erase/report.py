@@ -76,9 +76,7 @@ class Remains:
 
     @classmethod
     def of(cls, sought: Sought, store: str, current: Mapping[Key, int]) -> Remains:
-        """Return the generations and keys that a search found. current: the number of each partition's current
-        generation.
-        """
+        """Return what a search found, by generation. current: the number of each partition's current generation."""
         out, numbers = cls(), dict[SearchedGeneration, int]()
         codes_by_part = [
             np.empty(0, np.int64)

@@ -249,9 +249,7 @@ def _add_topic_id(out: RestoredPartition, plan: RestorePlan, output: Root, creat
 def _restore_log(
     source: Root, segment: Segment, output: Root, to: str, formats: ConvertSettings
 ) -> tuple[bool, ConvertedLog | None]:
-    """Copy a segment's log, or convert it if it has batches of magic 3. Return whether the copy is a reflink, and the
-    converted log.
-    """
+    """Copy a segment's log, or convert one with magic 3. Return (whether it is a reflink, the converted log)."""
     newer, reflinked = _holds_magic_3(segment), False
     if not newer:
         reflinked = copy_log(source, segment.path, output, to, segment.size_bytes, segment.checksum)

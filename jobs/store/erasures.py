@@ -58,9 +58,7 @@ def key_id(key: bytes) -> bytes:
 
 
 def write_erasure(store: Root, data: bytes) -> None:
-    """Write the file of an erasure, before any generation names it. Keep an existing valid file: the same keys give the
-    same file.
-    """
+    """Write the file of an erasure, before any generation names it; keep a valid one: the same keys give the same."""
     path = erasure_path(content_id(data))
     try:
         read_erased(store, path)

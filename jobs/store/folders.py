@@ -108,9 +108,7 @@ def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:
 
 
 def check_no_links(root: Root) -> None:
-    """Raise LINKED_FOLDER if a folder of a store or anything in its folders of tables and erasures is a symbolic
-    link.
-    """
+    """Raise LINKED_FOLDER if a folder of a store, or an entry of its tables or erasures, is a symbolic link."""
     own = {name for name in links_in(root, "") if name in ("state", PARTITIONS, ERASED_KEYS)}
     for folder in ("state", *map(table_folder, TABLES), ERASED_KEYS):
         own |= {f"{folder}/{name}" for name in links_in(root, folder)}

@@ -132,9 +132,7 @@ def checkpoint_at(root: Root, row: Checkpoint, generation: int) -> Checkpoint | 
 
 
 def readable_at(root: Root, current: Mapping[Key, Checkpoint], generation: int) -> dict[Key, Checkpoint]:
-    """Return `checkpoint_at` of each partition that still has the generation. Raise ERASED_RECORDS for one that may
-    hold records erased since.
-    """
+    """Return `checkpoint_at` of each partition that has the generation. ERASED_RECORDS: one may hold erased records."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         rows = pool.map(lambda row: checkpoint_at(root, row, generation), current.values())
         readable = {key: row for key, row in zip(current, rows, strict=True) if row is not None}

@@ -44,9 +44,7 @@ def to_json(commit: Commit) -> bytes:
 
 
 def from_json(data: bytes, path: str) -> Commit:
-    """Parse a manifest into the commit that it was written for. Raise BAD_MANIFEST for a torn or damaged one, or
-    another format.
-    """
+    """Parse a manifest into its commit. Raise BAD_MANIFEST for a torn or damaged one, or another format."""
     try:
         content = json.loads(data)
         if content["format"] != rows.FORMAT:
@@ -74,9 +72,7 @@ def from_json(data: bytes, path: str) -> Commit:
 
 
 def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
-    """Write the manifests of a wave, each into its generation's folder, and flush all. Raise ConflictError if a folder
-    is missing: a vacuum without grace deleted it.
-    """
+    """Write and flush the manifests of a wave. ConflictError: a vacuum without grace deleted a folder."""
 
     def write(commit: Commit) -> None:
         put_file(store, f"{commit.folder}/{MANIFEST}", to_json(commit))
@@ -92,9 +88,7 @@ def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
 
 
 def make_folders(store: Root, commits: Sequence[Commit]) -> None:
-    """Make the folders of generations that have no files of their own, and flush them. Raise LINKED_FOLDER before
-    that if a partition's folder is a symbolic link.
-    """
+    """Make and flush the folders of generations without files of their own. LINKED_FOLDER: a partition's is a link."""
     for folder in {partition_folder(*commit.key) for commit in commits}:
         if is_link(store, folder):
             raise LINKED_FOLDER(path=f"{store.uri}/{folder}")
@@ -186,9 +180,7 @@ def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, 
 
 
 def check_files(store: Root, commits: Iterable[Commit]) -> None:
-    """List the files of generations once more. Raise ConflictError if one differs from its manifest: another process
-    changed it, such as a vacuum without grace.
-    """
+    """List generations' files once more. ConflictError: one differs from its manifest, as by a vacuum without grace."""
     for commit in commits:
         for path, size, seen in other_files(store, commit):
             raise ConflictError(

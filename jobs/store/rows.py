@@ -192,9 +192,7 @@ class RunWork(RunOrigin):
 
 @dataclass(frozen=True)
 class RunRow(RunWork):
-    """Row of `cleaner_runs` about a partition, appended before the switch. Rows off the chain of parents belong to runs
-    that died.
-    """
+    """Row of `cleaner_runs` about a partition, appended before the switch. Off the parents' chain: of a dead run."""
 
     reset: bool = False  # --reset: made of the archive alone; the generation before may be the only copy of its records
     expired: str | None = None  # JSON an Expired each: what retention deleted

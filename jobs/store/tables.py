@@ -80,9 +80,7 @@ class State:
         return {(row.topic, row.partition): row for row in states}
 
     def manifests(self, wanted: Iterable[Checkpoint]) -> dict[Key, list[Segment]]:
-        """Return the segments of generations, by partition, each list by base offset. Raise NO_GENERATION if those of a
-        partition are not known any more.
-        """
+        """Return the segments of generations, by partition and base offset. NO_GENERATION: some are not known."""
         by_key = {row.key: row for row in wanted}
         runs = self.read_segments([(row.key, row.generation, row.run_id) for row in by_key.values()])
         segments_by_key = {run[0]: segments for run, segments in runs.items()}
@@ -125,9 +123,7 @@ class State:
         rows.check_places(places, f"{self.root.uri}/{table_folder(CHECKPOINTS)}", DAMAGED_TABLE)
 
     def histories(self, topics: Iterable[str] | None = None) -> dict[Key, list[RunRow]]:
-        """Return the committed runs of each partition (topics: of these), newest first, by the chain of parents. They
-        are for reports alone.
-        """
+        """Return the committed runs of partitions (topics: of these), newest first by parents; for reports alone."""
         names = None if topics is None else set(topics)
         checkpoints = {key: row for key, row in self.checkpoints().items() if names is None or key[0] in names}
         runs = self.rows(RUNS, rows.run_schema())

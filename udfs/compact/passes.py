@@ -148,9 +148,7 @@ class KeysLost(Exception):
 
 
 def clean_by_yield(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer, clock: Clock) -> Cleaned:
-    """Clean new records, and segments with enough yield. Raises TooManyKeys, and KeysLost if keys that are needed
-    cannot be read.
-    """
+    """Clean new records, and segments with enough yield. Raises TooManyKeys, and KeysLost for unreadable keys."""
     dirty, sources = analysis.cleanable.first_dirty_offset, analysis.sources
     below = sorted(analysis.replaced)
     fresh = [n for n in below if sources[n].first_offset >= dirty]
@@ -372,9 +370,7 @@ def remove_records(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer)
 
 
 def _is_already_applied(plan: PartitionPlan, analysis: Analysis) -> bool:
-    """Return whether a new generation that removes no records is unnecessary: the current one notes the erasure up to
-    the log end.
-    """
+    """Return whether a generation is needed only for removed records: the current one notes the erasure to the end."""
     erasing, until = plan.policy.erasing, plan.input.generation.next_offset
     if erasing is None or until is None:  # a run of the archive alone, which has none of the keys
         return True

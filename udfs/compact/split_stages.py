@@ -70,9 +70,7 @@ Split = tuple[Part, ...]  # in the order of the log
 def make_splits(
     scans: Sequence[SegmentScan], groups: Sequence[range], split_bytes: int, cores: int
 ) -> tuple[Split, ...]:
-    """Cut the groups' segments at borders of chunks into splits of one size: of at most about `split_bytes`, and enough
-    for all cores.
-    """
+    """Cut the groups' segments at chunks into splits of one size: about `split_bytes` at most, enough for all cores."""
     of_chunk = [
         (number, group, chunk)
         for group, numbers in enumerate(groups)
@@ -179,9 +177,7 @@ def last_of_each_key(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> I
 
 
 def rewrite_group(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[RewrittenGroup | Problem]:
-    """Yield the rewritten group, or a Problem. batches: its OFFSETS; without any, yield no item: the group has no
-    chunk.
-    """
+    """Yield the rewritten group, or a Problem; of a group without chunk, no item. batches: its OFFSETS."""
     table = pa.Table.from_batches(batches, _OFFSETS)
     if len(table):
         yield from _or_problem(of, "rewrite", lambda: iter([_rewrite(of, table)]), pickle.loads)

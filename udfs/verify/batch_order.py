@@ -120,9 +120,7 @@ def _epochs_at(listed: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 class Producers:
-    """Check for batches that a broker refuses when it loads a log: unknown markers, batches that interrupt a
-    transaction.
-    """
+    """Check for batches that a broker refuses to load: unknown markers, batches that interrupt a transaction."""
 
     def __init__(self) -> None:
         self.before = no_producers()

@@ -19,17 +19,13 @@ from lastkey.udfs.verify.findings import CheckPlan
 
 
 class Thinned:
-    """Detector of a cleaner's work in one segment's batches: fewer records than offsets, offsets left out, or a delete
-    horizon, which no producer sets.
-    """
+    """Detector of a cleaner's work in a segment: fewer records than offsets, offsets left out, a delete horizon."""
 
     def __init__(self, base_offset: int) -> None:
         self.next_offset, self.last = base_offset, -1
 
     def see(self, batches: np.ndarray) -> None:
-        """Look at the next BATCH[n], in order. Compressed ones of magic 0 or 1 are no evidence: no header states where
-        they begin.
-        """
+        """Look at the next BATCH[n]. Compressed magic 0 and 1 is no evidence: no header states where it begins."""
         first, last = batches["base_offset"], batches["last_offset"]
         expected = np.append(self.next_offset, last[:-1] + 1)
         horizon = (batches["magic"] >= 2) & (batches["attributes"] & DELETE_HORIZON_MASK != 0)

@@ -163,9 +163,7 @@ def _add(findings: Findings, path: str, expected: str, seen: str) -> None:
 
 
 def _check_files(plan: GenerationPlan, findings: Findings) -> None:
-    """Check the files of a generation beside its logs: snapshots and text files exist, indexes have the manifest's
-    sizes, and all have its checksums.
-    """
+    """Check that the files beside the logs are there, with the manifest's checksums, and indexes with its sizes."""
     root = open_root(plan.side.store_uri)
     wanted = [
         segment_file(row.base_offset, "snapshot") for row in plan.manifest if row.base_offset > plan.log_start_offset

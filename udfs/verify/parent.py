@@ -159,9 +159,7 @@ def _table(slots: int) -> LastOfKeys:
 
 
 def _report_lost(table: LastOfKeys, differences: Differences, child: Side, rules: AllowedDrops) -> None:
-    """Report the keys that lost their last record, and the keys with only an older record. With a version strategy, a
-    record with a lower version may remain.
-    """
+    """Report keys that lost their last record; and unless versions decide, those with only an older one."""
     taken = table.offset >= 0
     differences.add_at(
         "lost",

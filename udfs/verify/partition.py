@@ -219,9 +219,7 @@ def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, findings: 
 
 
 def _check_markers(plan: CheckPlan, findings: Findings) -> None:
-    """Add a row for each transaction whose marker is lost. In a generation it is a note, because a compaction keeps
-    what it cannot decide.
-    """
+    """Add a row for each transaction with a lost marker; in a generation a note: compaction keeps what is undecided."""
     if any(f.damaged for f in findings.facts):
         return  # the marker may be in the damage
     rows, bases = findings.transactions, np.array([f.base_offset for f in findings.facts], np.int64)

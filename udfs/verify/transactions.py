@@ -57,9 +57,7 @@ def transaction_rows(batches: np.ndarray) -> np.ndarray:
 
 
 def decisions(rows: np.ndarray, log_start_offset: int = 0) -> np.ndarray:
-    """Return int8[m]: CONTROL_ABORT, CONTROL_COMMIT, OPEN or UNKNOWN for each of TXN_ROW[m] in log order; a marker's
-    own.
-    """
+    """Return int8[m] for TXN_ROW[m] in log order: CONTROL_ABORT, CONTROL_COMMIT (a marker's own), OPEN or UNKNOWN."""
     _, closing = _closing(rows)
     out: np.ndarray = np.where(closing >= 0, rows["marker"][closing], OPEN).astype(np.int8)
     lost, _ = lost_markers(rows, log_start_offset)

@@ -222,9 +222,7 @@ def known_from(pending: Sequence[PendingKeys], end: int) -> int:
 
 
 def with_pending(rows: Sequence[Segment], pending: Sequence[PendingKeys]) -> list[Segment]:
-    """Return a manifest's rows, by offset, with the key files that are still needed: those against which an earlier
-    segment is not deduplicated yet.
-    """
+    """Return manifest rows, by offset, with the key files that an earlier segment is not deduplicated against."""
     out, least = [], MAX_OFFSET  # smallest `deduplicated_through` so far
     for row in rows:
         mine = [one for one in pending if row.base_offset <= one.first < row.next_offset]
@@ -269,9 +267,7 @@ def _offsets(run: Run) -> np.ndarray:
 def key_runs(
     plan: PartitionPlan, source: SegmentScan, chunks: Sequence[ScannedChunk], rules: Rules, buffer: ChunkBuffer
 ) -> Iterator[Run]:
-    """Yield runs with the keys of some consecutive chunks of a source, backwards; wanted are the batches whose records
-    may be the last of their key.
-    """
+    """Yield runs of keys of consecutive chunks, backwards; wanted: batches that may hold the last of a key."""
     loader = plan.loader(plan.run.secret, keys_only=plan.policy.settings.compaction_strategy != "header")
     with source.open_log() as file:
         for chunk in chunks_again(file, source.path, chunks[::-1], buffer):
@@ -279,9 +275,7 @@ def key_runs(
 
 
 def check_versions(plan: PartitionPlan, highest: int, any_keys: bool) -> None:
-    """Raise LogFormatError if no record of a partition has the version header: compaction would silently decide by
-    offset.
-    """
+    """Raise LogFormatError if no record has the version header: compaction would silently decide by offset."""
     settings = plan.policy.settings
     if settings.compaction_strategy == "header" and any_keys and highest <= NO_VERSION:
         raise LogFormatError(

@@ -72,9 +72,7 @@ def rehash(table: np.ndarray, larger: np.ndarray) -> None:
 
 @kernel
 def enter_keys(keys: np.ndarray, table: np.ndarray, used: int, done: int) -> tuple[int, int]:
-    """Enter keys: SLOT[n] from row `done` on into table: SLOT[2^k], up to two thirds of it. Returns (slots now used,
-    rows that are done).
-    """
+    """Enter SLOT[n] from row `done` on into SLOT[2^k], up to two thirds of it; return (slots in use, rows done)."""
     most = table.shape[0] * 2 // 3
     mask = np.uint64(table.shape[0] - 1)
     for i in range(done, keys.shape[0]):

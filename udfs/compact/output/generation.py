@@ -258,9 +258,7 @@ def _with_sources(analysis: Analysis, row: Segment) -> Segment:
 
 
 def _with_checksums(segments: Sequence[Segment], checksums: dict[str, int]) -> list[Segment]:
-    """Return the rows, each with the checksums of the files at its base; the last row also has those of the
-    generation's other files.
-    """
+    """Return the rows, each with the checksums of the files at its base; the last row also has all others."""
     out = []
     for segment in segments:
         own = segment_file(segment.base_offset, "snapshot")
@@ -326,9 +324,7 @@ def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> Segme
 
 
 def _copy_rest(source: SegmentScan, store: Root, path: str) -> None:
-    """Copy the rest of an archived segment whose beginning is already in the generation into a file of ours; read it
-    back.
-    """
+    """Copy the rest of an archived segment, whose beginning the generation has, into a file of ours; read it back."""
     make_private(store, path)
     with (
         source.open_log() as file,

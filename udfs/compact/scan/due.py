@@ -112,9 +112,7 @@ def cleanable_now(
     rows: np.ndarray,
     extent: Extent,
 ) -> tuple[CleanableRange, bool, tuple[HeldBack, ...]]:
-    """Return the cleanable range, whether it is due, and if not, the rules that delay it. rows: TXN_BATCH[n],
-    of the whole log.
-    """
+    """Return (cleanable range, whether it is due, rules that delay it). rows: TXN_BATCH[n] of the whole log."""
     facts, settings = collect_times(scans), plan.policy.settings
     if not settings.compacts:
         start = cleaner.first_dirty_offset(plan.input.first_dirty_offset, plan.input.log_start_offset, log_end)
@@ -239,9 +237,7 @@ def with_first(plan: PartitionPlan, first: Segment) -> SegmentTimes:
 
 
 def may_expire(plan: PartitionPlan, segments: SegmentTimes) -> bool:
-    """Return whether retention may remove anything, judged by the first segment and by facts that need no look at the
-    others.
-    """
+    """Return whether retention may remove anything, as far as the first segment and the listing show."""
     closed = plan.input.segments if plan.run.sealed else plan.input.segments[:-1]
     if any(s.size_bytes and s.min_timestamp_ms < plan.oldest_ms for s in closed):
         return True
@@ -269,9 +265,7 @@ def not_due(
 
 
 def unread_result(plan: PartitionPlan, segments: SegmentTimes) -> PartitionResult:
-    """Return the result of a partition that is not compacted and loses no segment by retention, as its first segment
-    shows.
-    """
+    """Return the result of a partition that is not compacted and whose first segment does not expire."""
     start = max(plan.input.first_dirty_offset or 0, plan.input.log_start_offset)
     paths, last = [s.path for s in plan.input.segments], max((s.first_offset for s in plan.input.segments), default=0)
     held_back = retention_held_back(plan, segments, paths, active=MAX_OFFSET if plan.run.sealed else last)

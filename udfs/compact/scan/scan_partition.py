@@ -54,9 +54,7 @@ def scan_all(plan: PartitionPlan, buffer: ChunkBuffer, extent: Extent = Extent.W
 
 
 def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer, extent: Extent = Extent.WHOLE) -> SegmentScan:
-    """Scan one of the plan's segments; if only a part is cleaned, read its facts if it has any. In a large partition
-    each scan is a task of its own.
-    """
+    """Scan a segment of the plan, in a large partition as a task; read its facts instead if only a part is cleaned."""
     segment = plan.input.segments[number]
     known = scan_by_facts(plan, segment) if extent is Extent.PARTIAL else None
     if known is not None:
@@ -120,9 +118,7 @@ def until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], note
 
 
 def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> None:
-    """Add a note for a torn tail of the last segment, where the log ends. Raises LogFormatError kind "torn_tail" for
-    one elsewhere, or in a sealed archive.
-    """
+    """Note a torn tail at the log end. Raises LogFormatError "torn_tail" for one elsewhere, or in a sealed archive."""
     for i, scan in enumerate(scans):
         if not scan.torn_bytes:
             continue
@@ -226,9 +222,7 @@ class _Hole:
 
 
 def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, notes: list[str]) -> tuple[Gap, ...]:
-    """Return the holes that the compaction passes over, old ones and new ones. Raises LogFormatError for a gap unless
-    accepted.
-    """
+    """Return the holes that the compaction passes over, old and new. LogFormatError: a gap that is not accepted."""
     accept = plan.policy.settings.gaps == "accept"
     passed = [gap for gap in plan.input.generation.gaps if gap.last >= (plan.input.log_start_checkpoint or 0)]
     accepted, range_texts = _Ranges(passed), []
@@ -309,9 +303,7 @@ def _behind_generation(plan: PartitionPlan, below: int) -> bool:
 
 
 def _cleaned_until(plan: PartitionPlan, below: int) -> int:
-    """Return the offset below which holes made by a cleaner are not reported. Holes that the archive's own cleaner made
-    above a generation are reported.
-    """
+    """Return the offset below which a cleaner's holes are not reported; those above a generation are."""
     return plan.input.first_dirty_offset or 0 if _behind_generation(plan, below) else plan.cleaned_until
 
 

@@ -302,9 +302,7 @@ def read_again(file: Any, path: str, chunk: ScannedChunk, out: np.ndarray) -> No
 
 
 def _first_bad(raw: np.ndarray, position: int) -> int:
-    """Return the position of the first malformed batch in `raw`; that of `raw` itself if each batch, taken alone, is
-    well formed.
-    """
+    """Return the position of the first malformed batch in `raw`; that of `raw` if each batch alone is well formed."""
     rows = np.empty(len(raw) // SMALLEST_BATCH + 1, BATCH)
     _, consumed, status, _, _ = walk_batches(raw, len(raw), position, -1, NO_END, True, rows)
     return position + (consumed if status not in (MORE, REACHED_END) else 0)

@@ -157,9 +157,7 @@ def open_at(batches: np.ndarray, offset: int) -> np.ndarray:
 
 
 def producers_with_unknown_outcome(entries: np.ndarray, opened: np.ndarray) -> np.ndarray:
-    """Return the open transactions, among OPEN_BATCH[n], that a snapshot, ENTRY[m], does not know or lets begin
-    later.
-    """
+    """Return the open transactions, of OPEN_BATCH[n], that a snapshot, ENTRY[m], lacks or lets begin later."""
     order = np.argsort(entries["producer_id"])
     at = np.searchsorted(entries["producer_id"][order], opened["producer_id"])
     producer, first = (
@@ -235,9 +233,7 @@ def contradictions(
 
 
 def same_marker(offset: np.ndarray, producer_id: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (bool[n]: whether each entry's marker is among those at `offset`, ascending; int64[n]: its row if it
-    is).
-    """
+    """Return (bool[n]: whether an entry's marker is among those at `offset`, ascending; int64[n]: its row there)."""
     at = np.searchsorted(offset, entries["last_offset"])
     inside = np.flatnonzero(at < len(offset))
     same = np.zeros(len(entries), np.bool_)
@@ -299,9 +295,7 @@ def note_undecided(scans: Sequence[SegmentScan], transactions: np.ndarray, notes
 
 
 def undecidable_rows(rows: np.ndarray, end: int, denied_batches: np.ndarray) -> np.ndarray:
-    """Return bool[n] for TXN_BATCH[n]: whether a batch is below the end of the cleaned range, or a snapshot shows that
-    its producer's transaction has ended.
-    """
+    """Return bool[n] for TXN_BATCH[n]: those below `end`, and those whose transaction has ended by a snapshot."""
     out: np.ndarray = (rows["base_offset"] < end) | np.isin(rows["producer_id"], denied_batches["producer_id"])
     return out
 
