@@ -171,8 +171,7 @@ def check_files(
                 reason=f"its files are gone ({absent_files[0]})",
                 expected=_listed(_still_there(store, row)),
             )
-        written = side_checksums(s.side_files for s in manifests[target.key])
-        side_files[target.key] = sorted(written or filter(_may_be_ours, here))
+        side_files[target.key] = sorted(side_checksums(s.side_files for s in manifests[target.key]))
         archive = archives[target.archive_uri]
         missing += [f"{archive.uri}/{path}" for path in absent(archive, _logs(manifests[target.key], "archive"))]
     if missing:
@@ -183,12 +182,6 @@ def check_files(
             found="no such file, or another size",
         )
     return side_files
-
-
-def _may_be_ours(name: str) -> bool:
-    """Return whether a file may be a side file of a generation of an older version, whose manifest names none."""
-    file = names.parse_segment_file(name)
-    return name in names.PARTITION_SIDE_FILES or (file is not None and not file.suffix and file.kind != names.LOG)
 
 
 def _absent_beside(here: Mapping[str, int], segments: Sequence[Segment]) -> Iterator[str]:

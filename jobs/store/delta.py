@@ -18,11 +18,6 @@ from lastkey.udfs.storage import Root, make_folder, put_if_absent
 READABLE: Final = "commits and checkpoints that delta-rs can read"
 
 
-def table_uri(root: Root, name: str) -> str:
-    """Return the URI of a store's table for delta-rs."""
-    return delta_uri(root, f"state/{name}")
-
-
 def delta_uri(root: Root, path: str) -> str:
     """Return the URI of a table below a root for delta-rs."""
     base = f"file://{quote(root.base)}" if root.is_local else delta_place(root.filesystem.bucket, root.base)[0]
@@ -37,7 +32,7 @@ def storage_options(root: Root) -> dict[str, str] | None:
 def open_table(root: Root, name: str, version: int | None = None) -> DeltaTable:
     """Open a table (None: its newest version) with delta-rs. Raise DAMAGED_TABLE if delta-rs panics."""
     try:
-        return DeltaTable(table_uri(root, name), version, storage_options=storage_options(root))
+        return DeltaTable(delta_uri(root, f"state/{name}"), version, storage_options=storage_options(root))
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # raised at a damaged checkpoint; cannot be imported
             raise

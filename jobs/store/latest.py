@@ -24,6 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from lastkey.jobs.errors import ConflictError
 from lastkey.jobs.store.delta import delta_uri, storage_options
+from lastkey.jobs.store.minutes import set_conf
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.export.write_files import TOMBSTONE  # rows to merge whose key is removed
 from lastkey.udfs.problem import Problem
@@ -110,7 +111,7 @@ def _make_sure(spark: SparkSession, root: Root, topic: str, uri: str, stand: Tab
     """Commit the offsets alone if no row changed, because Delta has then made no commit."""
     made = read_table_offsets(root, topic)
     if not isinstance(made, TableOffsets) or made.run != stand.run:
-        with _said_by_commits(spark, stand):
+        with set_conf(spark, _METADATA, _metadata(stand)):
             spark.sql(f"ALTER TABLE delta.`{uri}` SET TBLPROPERTIES ('lastkey.run' = '{stand.run}')")
 
 
@@ -135,7 +136,7 @@ def merge(root: Root, topic: str, rows: DataFrame, uri: str, key: Sequence[str],
     view = f"lastkey_{uuid.uuid4().hex}"
     rows.createOrReplaceTempView(view)
     try:
-        with _said_by_commits(spark, stand):
+        with set_conf(spark, _METADATA, _metadata(stand)):
             done = spark.sql(
                 f"MERGE INTO delta.`{uri}` t USING {view} s ON {same} "
                 f"WHEN MATCHED AND s.{TOMBSTONE} THEN DELETE "
@@ -163,17 +164,3 @@ def read_table(spark: SparkSession, uri: str) -> DataFrame:
 
 def _metadata(stand: TableOffsets) -> str:
     return json.dumps({"format": _FORMAT, **asdict(stand)})
-
-
-@contextmanager
-def _said_by_commits(spark: SparkSession, stand: TableOffsets) -> Iterator[None]:
-    """Let commits of this session state the table's offsets."""
-    before = spark.conf.get(_METADATA, None)
-    spark.conf.set(_METADATA, _metadata(stand))
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(_METADATA)
-        else:
-            spark.conf.set(_METADATA, before)

@@ -31,6 +31,7 @@ from lastkey.jobs.store import rows
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST, partition_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow
 from lastkey.logformat import names
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.storage import Root, flush, flush_all, is_link, make_folder, put_file, sizes_in
 
 _AT_ONCE: Final = 8
@@ -55,7 +56,7 @@ def from_json(data: bytes, path: str) -> Commit:
         state = generation["partition_state"]
         commit = Commit(
             checkpoint=rows.parse_row(Checkpoint, generation["checkpoint"]),
-            segments=[rows.parse_segment(row) for row in generation["segments"]],
+            segments=[rows.parse_row(Segment, row) for row in generation["segments"]],
             run=rows.parse_row(RunRow, generation["run"]),
             partition_state=state and rows.parse_row(PartitionState, state),
         )

@@ -75,7 +75,7 @@ def replace_segments(state: State, frame: DataFrame, replaced: list[SegmentKey])
             for topic, partition, base in replaced
         )  # a topic's name holds letters, digits, dots, dashes and underscores only
         write = frame.write.format("delta").mode("overwrite").option("replaceWhere", is_old)
-        with _unchecked(frame.sparkSession):
+        with set_conf(frame.sparkSession, _CONSTRAINT_CHECK, "false"):  # it also adds rows of segments that are new
             write.save(uri)
     else:
         spark = frame.sparkSession
@@ -86,11 +86,14 @@ def replace_segments(state: State, frame: DataFrame, replaced: list[SegmentKey])
 
 
 @contextlib.contextmanager
-def _unchecked(spark: SparkSession) -> Iterator[None]:
-    """Let `replaceWhere` add rows of other segments too, which are new."""
-    before = spark.conf.get(_CONSTRAINT_CHECK, "true")
-    spark.conf.set(_CONSTRAINT_CHECK, "false")
+def set_conf(spark: SparkSession, key: str, value: str) -> Iterator[None]:
+    """Set a configuration of the session inside the `with` block."""
+    before = spark.conf.get(key, None)
+    spark.conf.set(key, value)
     try:
         yield
     finally:
-        spark.conf.set(_CONSTRAINT_CHECK, before or "true")
+        if before is None:
+            spark.conf.unset(key)
+        else:
+            spark.conf.set(key, before)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastkey.jobs.errors import CONFLICT, DONE, PARTIAL, PROBLEMS, DataError, Kind
-from lastkey.jobs.store.folders import Run
 from lastkey.jobs.store.paths import PARTITIONS, RUN_FOLDER, generation_folder
 from lastkey.jobs.topics import Key
 from lastkey.logformat.listing import Segment
@@ -33,11 +32,6 @@ _OUTCOMES = {DONE: "done", PROBLEMS: "problems", CONFLICT: "conflict", PARTIAL: 
     _INTERRUPTED, "interrupted"
 )
 _DEAD = ("dead_records", "dead_bytes")  # records and bytes that a segment's sources lost
-_REQUIRED = (
-    "base_offset", "root", "path", "size_bytes", "next_offset", "last_offset", "batches", "records", "tombstones",
-    "max_timestamp_ms", "mtime_ms", "codecs", "checksum", "source_bytes", "source_records", *_DEAD, "cleaned",
-    "txn_index_bytes", "offset_index_bytes", "time_index_bytes",
-)  # fmt: skip
 _FIELDS = {"applied_to": "deduplicated_through", "anew": "reset"}  # column -> field with another name
 _COLUMNS = {field: column for column, field in _FIELDS.items()}
 _TYPES = get_type_hints(Segment) | dict.fromkeys(_DEAD, int)
@@ -45,8 +39,10 @@ _TYPES = get_type_hints(Segment) | dict.fromkeys(_DEAD, int)
 SEGMENT_COLUMNS: dict[str, Any] = {
     name: _TYPES[_FIELDS.get(name, name)]
     for name in (
-        *_REQUIRED, "min_timestamp_ms", "side_files", "applied_to", "superseded", "expected_dead", "facts_bytes",
-        "key_files", "magics",
+        "base_offset", "root", "path", "size_bytes", "next_offset", "last_offset", "batches", "records", "tombstones",
+        "max_timestamp_ms", "mtime_ms", "codecs", "checksum", "source_bytes", "source_records", *_DEAD, "cleaned",
+        "txn_index_bytes", "offset_index_bytes", "time_index_bytes", "min_timestamp_ms", "side_files", "applied_to",
+        "superseded", "expected_dead", "facts_bytes", "key_files", "magics",
     )
 }  # fmt: skip
 
@@ -308,7 +304,7 @@ _PLACES = re.compile(  # the partition and what a row names: (generations and ru
     rf"|(?:store {_STORED}|archive (?:(?!\.\.?/)[^/]*/)*(?P=topic)-0*(?P=partition)/[0-9]{{20}}\.log) "
     rf'(?:\[(?:\[-?[0-9]+, -?[0-9]+, "{_STORED}", [0-9]+, [0-9]+\](?:, )?)*\])?)'
 )
-_OF_GENERATION = ("topic", "partition", "generation", "run_id")
+OF_GENERATION = ("topic", "partition", "generation", "run_id")
 _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_()}
 
 
@@ -438,27 +434,8 @@ def manifest_row(segment: Segment) -> dict[str, Any]:
 
 def segment_rows(commit: Commit) -> list[dict[str, Any]]:
     """Return the segments of a generation as its manifest holds them."""
-    of = {name: getattr(commit.checkpoint, name) for name in _OF_GENERATION}
+    of = {name: getattr(commit.checkpoint, name) for name in OF_GENERATION}
     return [of | manifest_row(segment) for segment in commit.segments]
-
-
-def parse_segment(entry: Mapping[str, Any]) -> Segment:
-    """Return the segment of a row, as `parse_row` does. Raise KeyError for a column that every version has written."""
-    given = {
-        name: entry[name] for name in SEGMENT_COLUMNS if name not in _DEAD and (name in entry or name in _REQUIRED)
-    }
-    values = {name: value for name, value in given.items() if value is not None or name in _REQUIRED}
-    return Segment(**{field_name(name): value for name, value in values.items()})
-
-
-def manifests_in(table: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:
-    """Return the segments of those runs whose generations are current in checkpoint rows `table`."""
-    manifests: dict[Run, list[Segment]] = {}
-    for row in table.select([*_OF_GENERATION, "segments"]).to_pylist():
-        run = ((row["topic"], row["partition"]), row["generation"], row["run_id"])
-        if run in runs:
-            manifests[run] = [parse_segment(segment) for segment in row["segments"]]
-    return manifests
 
 
 def check_places(places: Iterable[str], path: str, kind: Kind[DataError]) -> None:

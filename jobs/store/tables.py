@@ -115,7 +115,12 @@ class State:
         return checkpoints
 
     def _manifests_in(self, found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:
-        manifests = rows.manifests_in(found, runs)
+        """Return the segments of those runs whose generations are current in checkpoint rows."""
+        manifests: dict[Run, list[Segment]] = {}
+        for row in found.select([*rows.OF_GENERATION, "segments"]).to_pylist():
+            run = ((row["topic"], row["partition"]), row["generation"], row["run_id"])
+            if run in runs:
+                manifests[run] = [rows.parse_row(Segment, segment) for segment in row["segments"]]
         self._check_places(rows.segment_places(run[0], s) for run, held in manifests.items() for s in held)
         return manifests
 

@@ -100,10 +100,8 @@ def _check_manifest(plan: GenerationPlan, findings: Findings) -> None:
             ("codecs", _bits(row.codecs), facts.codecs), ("checksum", row.checksum, facts.checksum),
             ("records", row.records, facts.records if row.cleaned else facts.headers_records),
             ("end of its range", row.next_offset, end),
+            ("message formats", sum(1 << int(magic) for magic in row.magics.split(",") if magic), facts.magics),
         ]  # fmt: skip
-        if row.magics is not None:
-            magics = sum(1 << int(magic) for magic in row.magics.split(",") if magic)
-            held.append(("message formats", magics, facts.magics))
         if row.tombstones >= 0:
             held.append(("tombstones", row.tombstones, facts.tombstones))
         if row.min_timestamp_ms >= 0:
