@@ -32,7 +32,6 @@ from lastkey.jobs.compact.needed import (
     Reason,
     answer,
     needed,
-    not_judged,
     summary_lines,
 )
 from lastkey.jobs.errors import GenerationError, UsageError
@@ -333,9 +332,9 @@ def _files_plan(answer: Answer, stored: _Stored) -> FilesPlan:
 def _with_files(answer: Answer, result: FilesResult) -> Answer:
     """Return the answer after its files were read."""
     if result.store_problem is not None:
-        return not_judged(answer.archived, answer.generation, result.store_problem)
+        return replace(answer, reasons=[]).with_problem("not_judged", 0, result.store_problem)
     if result.archive_problem is not None:
-        return answer.with_changed(result.n_same, result.archive_problem)
+        return answer.with_problem("changed", result.n_same, result.archive_problem)
     return answer
 
 

@@ -168,27 +168,27 @@ def _report(
         lag=lag or {},
         notes=[
             *listing.notes,
-            *_missing_notes(start),
+            *(  # not a problem: a deleted topic may stay so
+                f"{partition_folder(*key)}: not in the archive any more; generation "
+                f"{start.checkpoints[key].generation} uses {counted(len(segments), 'segment')} of it, from "
+                f"{segments[0].path} on"
+                for key, segments in start.missing.items()
+            ),
             *(note for _, archived in sorted(archive.partitions.items()) for note in archived.notes),
             *outcome.notes,
             *_moved_notes(start, outcome),
             *listing.notes_on_topics,
             *outcome.notes_on_runs,
             *listing.notes_on_settings,
-            *_cut_off_notes(outcome),
+            *(
+                f"{partition_folder(*key)}: not finished within --max-runtime; a later run begins it again. If that "
+                "repeats, give it more time"
+                for key in sorted(outcome.cut_off)
+            ),
         ],
         seconds=outcome.seconds,
         work=outcome.work,
     )
-
-
-def _cut_off_notes(outcome: Outcome) -> list[str]:
-    """Return a note for each partition whose work is lost. One that needs more than --max-runtime is never finished."""
-    return [
-        f"{partition_folder(*key)}: not finished within --max-runtime; a later run begins it again. If that repeats, "
-        "give it more time"
-        for key in sorted(outcome.cut_off)
-    ]
 
 
 def _conflict_if_replaced(start: Start, outcome: Outcome) -> str:
@@ -307,15 +307,6 @@ def _missing(
     found = state.read_segments(absent) if absent else {}
     used = ((run[0], [s for s in segments if s.root == "archive"]) for run, segments in found.items())
     return {key: segments for key, segments in sorted(used) if segments}
-
-
-def _missing_notes(start: Start) -> list[str]:
-    """Return a note for each partition that is not in the archive: only a note, because a deleted topic may stay so."""
-    return [
-        f"{partition_folder(*key)}: not in the archive any more; generation {start.checkpoints[key].generation} uses "
-        f"{counted(len(segments), 'segment')} of it, from {segments[0].path} on"
-        for key, segments in start.missing.items()
-    ]
 
 
 def _moved_notes(start: Start, outcome: Outcome) -> list[str]:

@@ -180,9 +180,9 @@ class Answer:
         """Reasons that the first needed segment has."""
         return [reason for reason in self.reasons if reason.segment == self.first_needed]
 
-    def with_changed(self, number: int, problem: Problem) -> Answer:
-        """Return the answer with segment `number`, and all above it, needed: it is not the file that was read."""
-        return replace(self, reasons=[*self.reasons, Reason("changed", number, str(problem))], problem=problem)
+    def with_problem(self, kind: str, number: int, problem: Problem) -> Answer:
+        """Return the answer with segment `number`, and all above it, needed, for a problem of a file that was read."""
+        return replace(self, reasons=[*self.reasons, Reason(kind, number, str(problem))], problem=problem)
 
     def files(self) -> Iterator[str]:
         """Yield the deletable files in an order of deletion that never leaves an index without its log."""
@@ -199,11 +199,6 @@ def answer(facts: Facts) -> Answer:
     """Return the answer for one partition, as far as names and sizes decide."""
     generation = facts.current.checkpoint.generation if facts.current is not None else None
     return Answer(facts.archived, generation, list(reasons(facts)), facts.problem)
-
-
-def not_judged(archived: ArchivedPartition, generation: int | None, problem: Problem) -> Answer:
-    """Return the answer for a partition with too little data to decide: all of it is needed."""
-    return Answer(archived, generation, [Reason("not_judged", 0, str(problem))], problem)
 
 
 def reasons(facts: Facts) -> Iterator[Reason]:

@@ -75,7 +75,7 @@ def input_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True,
     """Return the input of a partition that the store does not know. Without `checkpoints`, leave out the archive's
     cleaner and log start checkpoints: they contradict the log, and the user chose to begin at its first segment.
     """
-    first = archived.segments[0].base_offset
+    first = archived.segments[0].base_offset if archived.segments else 0
     cleaner, log_start = archived.cleaner_checkpoint, archived.log_start_checkpoint
     if not checkpoints:
         cleaner = log_start = None
@@ -137,20 +137,16 @@ def input_from_generation(
         s if s.from_offset else replace(s, min_timestamp_ms=least.get((s.base_offset, s.size_bytes), -1)) for s in after
     ]
     snapshots, txn_indexes = _side_files(archived, checkpoint, manifest, covered, log_start, store_uri)
-    return PartitionInput(
-        topic=archived.topic,
-        partition=archived.partition,
+    listed = input_from_archive(archived)
+    return replace(
+        listed,
         segments=tuple(segments),
         log_start_offset=log_start,
         first_dirty_offset=checkpoint.first_dirty_offset,
-        high_watermark=archived.high_watermark,
         topic_id=archived.topic_id or checkpoint.topic_id,
         snapshots=snapshots,
         txn_indexes=txn_indexes,
-        orphans=tuple(file for file in archived.located(archived.orphans) if file.offset >= checkpoint.next_offset),
-        leader_epochs=archived.leader_epochs,
-        cleaner_checkpoint=archived.cleaner_checkpoint,
-        log_start_checkpoint=archived.log_start_checkpoint,
+        orphans=tuple(file for file in listed.orphans if file.offset >= checkpoint.next_offset),
         identity_segment=identity,
         generation=_last_generation(checkpoint, manifest, known_gaps, store_uri),
     )
@@ -361,7 +357,8 @@ class Erasures:
         Return the problem if the run needs the user's key for that, or the log's topic id.
         """
         read_until, bounds = 0 if given.reset else given.generation.next_offset or 0, parse_bounds(before)
-        if given.reset and given.topic_id is None and any(_differ(logs) for logs in bounds.values()):
+        several = any("" not in logs and len(set(logs.values())) > 1 for logs in bounds.values())
+        if given.reset and given.topic_id is None and several:
             return _no_topic_id(given)
         here = in_log(bounds, given.topic_id, MAX_OFFSET)
         again = {erasure: until for erasure, until in here.items() if until > read_until}
@@ -410,11 +407,6 @@ def _bounds_after(bounds: Bounds, topic_id: str | None, next_offset: int, new: s
             others = dict.fromkeys(others, MAX_OFFSET)  # records since the last erasure are erased too
         out[one] = others | {log: until}
     return out
-
-
-def _differ(logs: Mapping[str, int]) -> bool:
-    """Return whether an erasure has several bounds, and none of a log without topic id."""
-    return "" not in logs and len(set(logs.values())) > 1
 
 
 def _no_topic_id(given: PartitionInput) -> Problem:

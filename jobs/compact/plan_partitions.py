@@ -9,12 +9,7 @@ from typing import Final
 
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.options import CompactOptions
-from lastkey.jobs.compact.plan_inputs import (
-    clean_settings,
-    input_from_archive,
-    input_from_generation,
-    run_context,
-)
+from lastkey.jobs.compact.plan_inputs import clean_settings, input_from_archive, input_from_generation, run_context
 from lastkey.jobs.compact.start_outcome import Start, partition_key
 from lastkey.jobs.errors import LINKED_FOLDER
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder

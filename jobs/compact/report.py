@@ -8,22 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypedDict
 
 from lastkey.jobs.command.parse import abbreviate_names
-from lastkey.jobs.command.reporting import (
-    JobReport,
-    TextTable,
-    by_rule,
-    counted,
-    counts,
-    labelled,
-    size,
-    table,
-)
+from lastkey.jobs.command.reporting import JobReport, TextTable, by_rule, counted, counts, labelled, size, table
 from lastkey.jobs.command.stopping import EarlyEndError, OutOfTimeError
 from lastkey.jobs.compact.needed import Needed, summary_lines
 from lastkey.jobs.compact.start_outcome import Outcome, Start, partition_key
 from lastkey.jobs.errors import DONE, PARTIAL, ConflictError
 from lastkey.jobs.topics import Key
-from lastkey.udfs.compact.plan import PartitionResult, ScheduledSegment
+from lastkey.udfs.compact.plan import PartitionResult
 from lastkey.udfs.held_back import HeldBack
 
 _DROPPED: Final = (  # counter, reason
@@ -321,19 +312,13 @@ def _row(r: PartitionResult, status: str, dry_run: bool) -> dict[str, Any]:
     }
 
 
-def _rewrites(schedule: tuple[ScheduledSegment, ...]) -> tuple[int, int, int]:
-    """Return the bytes that the rewrites read, and that they should write and free."""
-    read = [s.size_bytes for s in schedule if s.reason != "kept"]
-    freed = [s.size_bytes * s.dead_records // max(s.records, 1) for s in schedule if s.reason != "kept"]
-    return sum(read), sum(read) - sum(freed), sum(freed)
-
-
 def _schedule_summary(r: PartitionResult) -> str:
-    read, written, freed = _rewrites(r.schedule)
-    n = sum(s.reason != "kept" for s in r.schedule)
+    rewritten = [s for s in r.schedule if s.reason != "kept"]
+    read = sum(s.size_bytes for s in rewritten)
+    freed = sum(s.size_bytes * s.dead_records // max(s.records, 1) for s in rewritten)
     return (
-        f"would clean {size(r.cleanable.cleanable_bytes)} that are new, and rewrite {n:,} of "
-        f"{counted(len(r.schedule), 'segment')}: {size(read)} to read, about {size(written)} to write, "
+        f"would clean {size(r.cleanable.cleanable_bytes)} that are new, and rewrite {len(rewritten):,} of "
+        f"{counted(len(r.schedule), 'segment')}: {size(read)} to read, about {size(read - freed)} to write, "
         f"{size(freed)} to free"
     )
 

@@ -14,6 +14,7 @@ import codecs
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -71,7 +72,9 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
         raise UsageError(
             message="--by: expected the requester, found one of the keys; the store would keep it in cleaner_runs"
         )
-    names, data = key_names(keys, key), _digests(keys, key)
+    digests = keys.hashes_by(derive_secret(key))
+    data = key_id(key) + np.ascontiguousarray(digests[np.lexsort(digests.T)]).tobytes()  # see `udfs.erased_keys`
+    names = key_names(keys, key)
     report.erasure, report.n_keys = content_id(data), len(keys)
     if not options.check:
         try:
@@ -114,12 +117,6 @@ def _vacuum(state: State, remains: Remains) -> VacuumReport | None:
     with contextlib.suppress(JobError):  # the erasure is made, and its report is worth more
         return vacuum.run(options, Silent())
     return None
-
-
-def _digests(keys: KeySet, key: bytes) -> bytes:
-    """Return the file of an erasure (`udfs.erased_keys`)."""
-    digests = keys.hashes_by(derive_secret(key))
-    return key_id(key) + np.ascontiguousarray(digests[np.lexsort(digests.T)]).tobytes()
 
 
 def _as_compaction(options: EraseOptions, state: State, now_ms: int) -> CompactOptions:
@@ -181,12 +178,8 @@ def _file_keys(path: str, parse: Callable[[bytes], bytes], form: KeyFormat) -> I
             raise UsageError(message=f"{path}, line {number}: expected {form}, found other characters") from None
 
 
-def _hex(text: bytes) -> bytes:
-    return binascii.unhexlify(text)
-
-
-def _base64(text: bytes) -> bytes:
-    return base64.b64decode(text, validate=True)
-
-
-_PARSERS: Final[dict[KeyFormat, Callable[[bytes], bytes]]] = {"text": bytes, "hex": _hex, "base64": _base64}
+_PARSERS: Final[dict[KeyFormat, Callable[[bytes], bytes]]] = {
+    "text": bytes,
+    "hex": binascii.unhexlify,
+    "base64": partial(base64.b64decode, validate=True),
+}

@@ -37,7 +37,7 @@ from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.groups import groups
 from lastkey.udfs.key_search.findings import SearchFile
-from lastkey.udfs.key_search.list_files import FileListing, ListedFile, list_files
+from lastkey.udfs.key_search.list_files import list_files
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root
 
@@ -68,12 +68,14 @@ class Places:
     topics: set[str] = field(default_factory=set)  # all that have a folder, asked for or not
     left_out: int = 0  # files of topics that were not asked for
     problems: list[Problem] = field(default_factory=list)
-    listed: dict[str, list[ListedFile]] = field(default_factory=dict)  # by URI of the root
+    listed: dict[str, list[SearchFile]] = field(default_factory=dict)  # by URI of the root
 
-    def add_root(self, root: Root, listing: FileListing) -> None:
-        """Note what was listed of a root."""
-        self.listed[root.uri] = listing.files
-        self.problems += listing.problems
+    def list_root(self, root: Root) -> list[SearchFile]:
+        """List the files of a root, and note what was listed. Raises FileNotFoundError."""
+        files, problems = list_files(root)
+        self.listed[root.uri] = files
+        self.problems += problems
+        return files
 
     def takes(self, topic: str, wanted: TopicFilter) -> bool:
         """Note a file of a topic; return whether the topic is wanted."""
@@ -99,37 +101,32 @@ class Places:
 
 def add_archive(places: Places, root: Root, config: Config, topics: TopicFilter) -> None:
     """List an archive. Raises FileNotFoundError."""
-    listing = list_files(root)
-    places.add_root(root, listing)
-    paths = {entry.path for entry in listing.files}
-    for entry in listing.files:
-        folder, _, name = entry.path.rpartition("/")
+    files = places.list_root(root)
+    paths = {file.path for file in files}
+    for file in files:
+        folder, _, name = file.path.rpartition("/")
         parsed = names.parse_partition_folder(folder.rpartition("/")[2])
         if parsed is not None and not places.takes(parsed.topic, topics):
             continue
-        file = SearchFile(root.uri, entry.path, entry.size, entry.mtime_ms, "bytes")
-        if parsed is not None:
-            file = replace(file, topic=parsed.topic, partition=parsed.partition, state=parsed.mark)
         if _NO_KEYS.fullmatch(name):
             places.without_keys["indexes, snapshots and checkpoints of Kafka"] += 1
-        else:
-            places.files.append(_by_name(file, paths, config))
+            continue
+        if parsed is not None:
+            file = replace(file, topic=parsed.topic, partition=parsed.partition, state=parsed.mark)  # noqa: PLW2901
+        places.files.append(_by_name(file, paths, config))
 
 
 def add_store(places: Places, state: State, config: Config, topics: TopicFilter) -> None:
     """List a store. Raises FileNotFoundError."""
-    root = state.root
-    listing = list_files(root)
-    places.add_root(root, listing)
-    paths = {entry.path for entry in listing.files}
+    files = places.list_root(state.root)
+    paths = {file.path for file in files}
     generations = _Generations(state, places, any(path.startswith(f"{PARTITIONS}/") for path in paths))
-    for entry in listing.files:
-        file = SearchFile(root.uri, entry.path, entry.size, entry.mtime_ms, "bytes")
-        if entry.path.startswith(f"{PARTITIONS}/"):
+    for file in files:
+        if file.path.startswith(f"{PARTITIONS}/"):
             _add_segment_file(places, file, paths, generations, config, topics)
-        elif entry.path.startswith("state/"):
+        elif file.path.startswith("state/"):
             _add_table_file(places, file, generations)
-        elif entry.path.startswith(f"{ERASED_KEYS}/"):
+        elif file.path.startswith(f"{ERASED_KEYS}/"):
             places.without_keys["digests of erasures"] += 1
         else:
             places.files.append(_by_name(file, paths, config))
@@ -140,12 +137,11 @@ def appeared_since(places: Places, roots: Iterable[Root]) -> list[Problem]:
     out = []
     for root in roots:
         before = {entry.path: entry for entry in places.listed[root.uri]}
-        now = list_files(root)
-        for entry in now.files:
+        for entry in list_files(root)[0]:
             if before.get(entry.path) != entry:
                 found = "another size or time" if entry.path in before else "a new file"
-                path, hint = f"{root.uri}/{entry.path}", "run it again when no process writes there"
-                out.append(Problem("changed", path, NO_POSITION, "the same file as before", found, hint=hint))
+                hint = "run it again when no process writes there"
+                out.append(Problem("changed", entry.shown, NO_POSITION, "the same file as before", found, hint=hint))
     return out
 
 

@@ -110,8 +110,9 @@ def write_proof(
             for entry in places.listed.get(root.uri, ()):
                 at = root.uri, entry.path
                 proof.write(
-                    "file", root=root.uri, **asdict(entry), searched_as=kinds.get(at), sha256=sought.digests.get(at)
-                )
+                    "file", root=root.uri, path=entry.path, size=entry.size, mtime_ms=entry.mtime_ms,
+                    searched_as=kinds.get(at), sha256=sought.digests.get(at),
+                )  # fmt: skip
         for table, files in sought.tables():
             for part in table.to_batches(_ROWS):
                 columns = {"key": names.take(part["key"]), **finding_columns(part, files)}

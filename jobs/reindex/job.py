@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -279,7 +279,7 @@ def _reindex(
             workers(engine, n_bytes, options.config, report, progress) as engine_workers,
             ThreadPoolExecutor(_FOLDS) as pool,
         ):
-            for wave in _waves(planned):
+            for wave in groups(planned, lambda p: len(p.tasks), _WAVE_TASKS):
                 tasks = [task for p in wave for task in p.tasks]
                 watcher = CountedBytes(progress, [*map(_size, tasks)])
                 results = iter(engine_workers.run(reindex_segments, tasks, "reindex: segments", watcher))
@@ -313,17 +313,6 @@ def _size(task: ReindexTask) -> int:
     return sum(s.size_bytes for s in task.segments)
 
 
-def _waves(planned: Sequence[_Planned]) -> Iterator[list[_Planned]]:
-    wave: list[_Planned] = []
-    for p in planned:
-        if wave and sum(len(one.tasks) for one in wave) + len(p.tasks) > _WAVE_TASKS:
-            yield wave
-            wave = []
-        wave.append(p)
-    if wave:
-        yield wave
-
-
 def _plan(options: ReindexOptions, target: Target, root: Root, archived: ArchivedPartition) -> _Planned:
     notes = [note for note in archived.notes if names.REBUILT not in note]  # each of these files has a row of its own
     report = ReindexedPartition(archived.topic, archived.partition, archived.path, notes=notes)
@@ -347,13 +336,14 @@ def _plan(options: ReindexOptions, target: Target, root: Root, archived: Archive
     segments = _safe(archived, report)
     report.segments, report.log_bytes = len(segments), sum(s.size_bytes for s in segments)
     settings = LogSettings.of(options.config.topic_settings(archived.topic), options.config.job.chunk_bytes)
+    bases = [*(s.base_offset for s in archived.segments), None]
     tasks = [
         ReindexTask(
             target,
             archived.path,
             tuple(segments[i] for i in group),
             settings,
-            _base_behind(archived, group[-1]),
+            bases[group[-1] + 1],
             check_crc=not options.skip_crc,
         )
         for group in groups(range(len(segments)), lambda i: segments[i].size_bytes, _TASK_BYTES)
@@ -383,11 +373,6 @@ def _safe(archived: ArchivedPartition, report: ReindexedPartition) -> Sequence[S
         f"{counted(len(archived.segments), 'segment')}, those that end below the high watermark {end}"
     )
     return below
-
-
-def _base_behind(archived: ArchivedPartition, i: int) -> int | None:
-    """Return the base offset of the log's next segment after segment `i`; None after the last."""
-    return archived.segments[i + 1].base_offset if i + 1 < len(archived.segments) else None
 
 
 def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], config: Config) -> ReindexedPartition:

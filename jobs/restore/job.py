@@ -63,11 +63,7 @@ from lastkey.jobs.topics import Key, TopicFilter
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
-from lastkey.logformat.side_files.checkpoints import (
-    format_uuid,
-    read_partition_metadata,
-    write_partition_metadata,
-)
+from lastkey.logformat.side_files.checkpoints import format_uuid, read_partition_metadata, write_partition_metadata
 from lastkey.logformat.storage.access_error import in_one_line
 from lastkey.logformat.storage.io_counts import limited
 from lastkey.udfs.convert_log import ConvertedLog, ConvertSettings, convert_log

@@ -81,7 +81,12 @@ class RestoreReport(JobReport):
         if any(map(_last_record, self.partitions)):
             yield "last record: the last that a consumer gets (read_uncommitted), if it is not at log end - 1"
         yield from labelled("in the archive, not in the store", self.beyond)
-        again = (_cleaned_again(p) for p in self.partitions if p.cleaned_again_bytes)
+        again = (
+            f"{p.name}: from offset {count(p.cleaned_until)} on, {size(p.cleaned_again_bytes)} of "
+            f"{size(p.cleaned_bytes)}"
+            for p in self.partitions
+            if p.cleaned_again_bytes
+        )
         yield from labelled("a broker cleans again (not after --full-clean)", again)
         if reflinked := sum(p.reflinked for p in self.partitions):
             yield counted(reflinked, *_SHARED)
@@ -119,8 +124,3 @@ def advice(partitions: Sequence[RestoredPartition], topic_ids: str | None) -> It
             f"{abbreviate_names(stuck)}: a segment ends in a batch without records: brokers before 3.9.2 and 4.0 load "
             "such a partition for ever (KAFKA-17941), and no transaction begins"
         )
-
-
-def _cleaned_again(p: RestoredPartition) -> str:
-    share = f"{size(p.cleaned_again_bytes)} of {size(p.cleaned_bytes)}"
-    return f"{p.name}: from offset {count(p.cleaned_until)} on, {share}"

@@ -33,15 +33,7 @@ from lastkey.jobs.store.table import FILE, Change, Version, in_files
 from lastkey.jobs.store.tables import State
 from lastkey.logformat.storage.access_error import in_one_line
 from lastkey.udfs.audit.entries import ENTRIES, FileRead, Secret
-from lastkey.udfs.storage import (
-    exists,
-    make_folders,
-    make_private,
-    open_file,
-    read_file,
-    sizes_in,
-    write_file,
-)
+from lastkey.udfs.storage import exists, make_folders, make_private, open_file, read_file, sizes_in, write_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -174,6 +174,6 @@ def open_store(uri: str) -> State:
     state = open_state(uri)
     store = state.root
     found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))  # shows why a bucket does not answer
-    if found.type != pafs.FileType.Directory or not state.exists():
+    if found.type != pafs.FileType.Directory or not state.checkpoints():
         raise MissingPathError(path=store.uri, expected=f"a store, with {table_folder(CHECKPOINTS)}", found="none")
     return state

@@ -63,10 +63,6 @@ class State:
         info = self.root.filesystem.get_file_info(self.root.full(f"{table_folder(name)}/_delta_log"))
         return bool(info.type == pafs.FileType.Directory)
 
-    def exists(self) -> bool:
-        """Return whether any partition has a generation here."""
-        return bool(self.checkpoints())
-
     def checkpoints(self) -> dict[Key, Checkpoint]:
         """Return every partition's current generation."""
         return self._checkpoints_in(self.checkpoint_rows())

@@ -21,12 +21,7 @@ from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.reporting import JobReport, TextTable, counted, counts, labelled, with_io_counts
 from lastkey.jobs.errors import GenerationError, MissingPathError
 from lastkey.jobs.spark.engine import each
-from lastkey.jobs.store.generations import (
-    checkpoint_at,
-    list_generations,
-    nobody_has,
-    open_store,
-)
+from lastkey.jobs.store.generations import checkpoint_at, list_generations, nobody_has, open_store
 from lastkey.jobs.store.manifests import read_manifest, read_manifests
 from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.jobs.topics import Key, select_topics
@@ -135,9 +130,9 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
     others = (left.path for left in archive.without_segments if left.path not in named)
     report.not_checked += [f"{path}: a partition's folder without a segment" for path in sorted(others)]
     for directory in sorted({path.rpartition("/")[0] for path in (a.path for a in archive.partitions.values())}):
-        checked = check_log_directory(uri, directory)
-        report.side_files += checked.files
-        report.other_problems += checked.problems
+        n_files, problems = check_log_directory(uri, directory)
+        report.side_files += n_files
+        report.other_problems += problems
     at = time.perf_counter()
     sizes = [sum(s.size_bytes for s in p.segments) for p in plans]
     _check_each(check_partition, plans, sizes, options, report, progress)

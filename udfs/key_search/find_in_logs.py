@@ -71,7 +71,9 @@ class LogSearch:
             if error.kind == "offsets" and previous >= 0:  # read the batch again without the check of order
                 previous = -1
                 continue
-            following = resume_position(cached_root(file.root), _piece(file), error, position)
+            index = None if file.index is None else (file.root, file.index)
+            piece = Piece(file.topic, file.partition, file.root, file.path, file.base_offset, 0, file.size, index=index)
+            following = resume_position(cached_root(file.root), piece, error, position)
             end = file.size if following is None else following
             self._unread(file, Problem.of(error), position, end, findings)
             position, previous = end, -1
@@ -167,8 +169,3 @@ def check_size(file: Any, listed: SearchFile) -> None:
             "changed", listed.shown, min(size, listed.size), f"{listed.size} bytes, as listed", f"{size}",
             hint="run the audit again",
         )  # fmt: skip
-
-
-def _piece(file: SearchFile) -> Piece:
-    index = None if file.index is None else (file.root, file.index)
-    return Piece(file.topic, file.partition, file.root, file.path, file.base_offset, 0, file.size, index=index)

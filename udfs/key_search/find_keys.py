@@ -282,8 +282,9 @@ class _Search:
             if len(self.found.problems) == n_problems:
                 self.read_log = file.path, self.found.rows_of_file
         elif file.kind == "filter":
-            path, rows = self.read_log or ("", np.empty(0, np.int64))
-            search_filter(self.keys, file, rows if path == log_path(file.path) else None, self.found)
+            path, rows = self.read_log or ("", _NOTHING)
+            own = path == f"{file.path.removesuffix('.filter')}.log"
+            search_filter(self.keys, file, rows if own else None, self.found)
         elif file.kind == "key_file":
             search_key_file(self.keys, file, self.found)
         elif file.kind == "table":
@@ -308,8 +309,3 @@ class _Search:
             self.found.problem(
                 problem, "not searched for these: they are too short to be distinguished from other bytes"
             )
-
-
-def log_path(path: str) -> str:
-    """Return the path of the log that a filter belongs to."""
-    return f"{path.removesuffix('.filter')}.log"

@@ -22,13 +22,13 @@ Kind = Literal["log", "key_file", "filter", "table", "bytes"]
 
 @dataclass(frozen=True)
 class SearchFile:
-    """A file as it was listed."""
+    """A file as it was listed, and how to search it."""
 
     root: str  # URI that `path` is below
     path: str
     size: int  # bytes
     mtime_ms: int
-    kind: Kind
+    kind: Kind = "bytes"
     topic: str | None = None
     partition: int | None = None
     generation: int | None = None  # in a store: generation of the run that wrote it

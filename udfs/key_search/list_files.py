@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from pyarrow import fs as pafs
 
 from lastkey.logformat.errors import NO_POSITION, unreadable
 from lastkey.logformat.storage.locations import text_entries
+from lastkey.udfs.key_search.findings import SearchFile
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, folder_identity, is_link, no_files
 
 
-@dataclass(frozen=True)
-class ListedFile:
-    """A file as it was listed."""
-
-    path: str  # below the root
-    size: int  # bytes
-    mtime_ms: int
-
-
-@dataclass
-class FileListing:
-    """All files of a root, by path."""
-
-    files: list[ListedFile] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)  # folders, names and entries that hide what they hold
-
-
-def list_files(root: Root) -> FileListing:
-    """List all files below a root. A local folder that several names lead to counts once, under its own name.
+def list_files(root: Root) -> tuple[list[SearchFile], list[Problem]]:
+    """List all files below a root, by path, and the folders, names and entries that hide what they hold. A local folder
+    that several names lead to counts once, under its own name.
 
     Raises FileNotFoundError if the root is no folder, AccessError if its bucket cannot be used.
     """
     found = root.filesystem.get_file_info(root.full("") or "/")
     if found.type != pafs.FileType.Directory:
         raise FileNotFoundError(root.uri)
-    out = FileListing()
+    files, problems = list[SearchFile](), list[Problem]()
     if root.is_local:
-        _walk(root, out)
+        _walk(root, files, problems)
     else:
         everything = root.filesystem.get_file_info(pafs.FileSelector(root.full(""), recursive=True))
-        _add(root, _text(root, "", everything, out), out)
-    out.files.sort(key=lambda file: file.path)
-    return out
+        _add(root, _text(root, "", everything, problems), files)
+    files.sort(key=lambda file: file.path)
+    return files, problems
 
 
-def _walk(root: Root, out: FileListing) -> None:
+def _walk(root: Root, files: list[SearchFile], problems: list[Problem]) -> None:
     seen: set[tuple[int, int] | None] = set()
     folders: list[str] = [""]
     links: list[str] = []
@@ -58,28 +41,28 @@ def _walk(root: Root, out: FileListing) -> None:
             if identity in seen:
                 continue
             seen.add(identity)
-            listed = _text(root, folder, root.filesystem.get_file_info(pafs.FileSelector(root.full(folder))), out)
+            listed = _text(root, folder, root.filesystem.get_file_info(pafs.FileSelector(root.full(folder))), problems)
             odd = no_files(root, folder, listed)
         except OSError as error:
-            out.problems.append(Problem.of(unreadable(f"{root.uri}/{folder}".rstrip("/"), error, NO_POSITION)))
+            problems.append(Problem.of(unreadable(f"{root.uri}/{folder}".rstrip("/"), error, NO_POSITION)))
             continue
-        for below in _add(root, listed, out):
+        for below in _add(root, listed, files):
             (links if is_link(root, below) else folders).append(below)
         for name, kind in odd.items():
             path = f"{root.uri}/{folder}/{name}" if folder else f"{root.uri}/{name}"
-            out.problems.append(Problem("unreadable", path, NO_POSITION, "a file or a folder", kind))
+            problems.append(Problem("unreadable", path, NO_POSITION, "a file or a folder", kind))
 
 
-def _text(root: Root, folder: str, listed: list[pafs.FileInfo], out: FileListing) -> list[pafs.FileInfo]:
+def _text(root: Root, folder: str, listed: list[pafs.FileInfo], problems: list[Problem]) -> list[pafs.FileInfo]:
     """Return the entries whose names are text; the others, which cannot be opened here, are a problem."""
     entries, others = text_entries(listed)
     if others:
         path = f"{root.uri}/{folder}".rstrip("/")
-        out.problems.append(Problem("unreadable", path, NO_POSITION, "names that are UTF-8", f"{others} that are not"))
+        problems.append(Problem("unreadable", path, NO_POSITION, "names that are UTF-8", f"{others} that are not"))
     return entries
 
 
-def _add(root: Root, listed: list[pafs.FileInfo], out: FileListing) -> list[str]:
+def _add(root: Root, listed: list[pafs.FileInfo], files: list[SearchFile]) -> list[str]:
     """Add the files of a listing; return the paths of its folders."""
     start = len(root.full("")) + 1 if root.full("") else 0
     folders = []
@@ -88,5 +71,5 @@ def _add(root: Root, listed: list[pafs.FileInfo], out: FileListing) -> list[str]
         if info.type == pafs.FileType.Directory:
             folders.append(path)
         elif info.type == pafs.FileType.File:
-            out.files.append(ListedFile(path, int(info.size or 0), (info.mtime_ns or 0) // 1_000_000))
+            files.append(SearchFile(root.uri, path, int(info.size or 0), (info.mtime_ns or 0) // 1_000_000))
     return folders

@@ -34,15 +34,7 @@ from lastkey.logformat.side_files.producer_state import ProducerState, aborted_t
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.reindex.judge import SAME, Known, Reason, SideBytes, Verdict, judge_snapshot, read_bounded, unparsed
 from lastkey.udfs.reindex.segment import SegmentOutcome
-from lastkey.udfs.reindex.write import (
-    FileReport,
-    SideFilePlace,
-    Target,
-    finish_folder,
-    impossible,
-    new_folder,
-    settle,
-)
+from lastkey.udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, new_folder, settle
 from lastkey.udfs.storage import Root, open_root, read_file
 from lastkey.udfs.verify.transactions import TXN_ROW, check_txn_index, previous_markers
 

@@ -13,9 +13,7 @@ from lastkey.logformat.listing import Segment
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.segments import LastBatch, SideFile
-from lastkey.udfs.verify.transactions import (
-    TXN_ROW,
-)
+from lastkey.udfs.verify.transactions import TXN_ROW
 
 
 @dataclass(frozen=True)

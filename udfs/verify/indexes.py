@@ -101,9 +101,8 @@ class Expected:
     """Demands on a segment's indexes."""
 
     active: bool  # the segment may still be written to
-    exact: bool  # only the rebuilt index is right
+    exact: bool  # only the rebuilt index is right; else a file that is not there is a note
     damaged: bool  # not every batch of the log could be read
-    missing_ok: bool  # a file that is not there is a note
 
 
 class IndexCheck:
@@ -164,10 +163,10 @@ class IndexCheck:
     def _judge(self, file: IndexFile, rebuilt: bytes | None, expected: Expected, notes: list[str]) -> None:
         kind, path, data = file.kind, file.path, file.data
         if data is None:
-            if expected.missing_ok:
-                notes.append(f"{path}: missing; a broker would rebuild it")
-            else:
+            if expected.exact:
                 self._add(path, 0, f"the {kind} index of the segment", "no such file")
+            else:
+                notes.append(f"{path}: missing; a broker would rebuild it")
             return
         if data == rebuilt:
             return

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -115,13 +115,8 @@ def _check_segment(
     except LogFormatError as error:
         walk.add(error)
     facts.damaged, facts.thinned_offset = walk.n_problems > 0, thinned.last
-    expected = Expected(
-        active=active,
-        exact=plan.generation,
-        damaged=facts.damaged or walk.torn_bytes > 0,
-        missing_ok=not plan.generation,
-    )
-    problems, notes = indexes.finish(expected)
+    damaged = facts.damaged or walk.torn_bytes > 0
+    problems, notes = indexes.finish(Expected(active=active, exact=plan.generation, damaged=damaged))
     findings.problems += walk.problems
     if walk.n_problems > len(walk.problems):
         findings.notes.append(
@@ -346,16 +341,9 @@ def _check_text_files(plan: CheckPlan, findings: Findings) -> None:
             )
 
 
-@dataclass(frozen=True)
-class DirectoryChecked:
-    """Result for one log directory."""
-
-    files: int
-    problems: tuple[Problem, ...]
-
-
-def check_log_directory(uri: str, path: str) -> DirectoryChecked:
-    """Read the checkpoints and meta.properties of the log directory `path` below a root; each bad one is a row.
+def check_log_directory(uri: str, path: str) -> tuple[int, list[Problem]]:
+    """Read the checkpoints and meta.properties of the log directory `path` below a root; return how many there are, and
+    a row for each bad one.
 
     A high watermark below the log start that another file states is a row too.
     """
@@ -383,4 +371,4 @@ def check_log_directory(uri: str, path: str) -> DirectoryChecked:
         if offset < start:
             expected = f"a high watermark of {topic}-{partition} at or above its log start, {start}"
             problems.append(Problem("side_file", full, 0, expected, str(offset)))
-    return DirectoryChecked(files, tuple(problems))
+    return files, problems

@@ -138,13 +138,13 @@ def test_folders_of_an_archive_may_have_any_names(state, path):
 
 
 def test_commits_are_read_as_written(state):
-    assert not state.exists()
+    assert not state.checkpoints()
     assert state.current() == ({}, {})
     assert state.states() == {}
     assert state.histories() == {}
     first = [make_commit(0, 1, R1), make_commit(1, 1, R1, segments=0)]
     commit_with_files(state, *first)
-    assert state.exists()
+    assert state.checkpoints()
     second = make_commit(0, 2, R2, R1, segments=1)
     writing.commit_wave(state, [second, make_commit(2, 1, R2)])
     writing.commit_wave(state, [])  # nothing to say
@@ -317,7 +317,7 @@ def test_partition_states_have_one_row_per_partition(state):
     writing.set_states(state, [row(PartitionState, topic="t", partition=1, state=CLEAN, reason=None)])
     assert {key[1]: row.state for key, row in state.states().items()} == {0: DIRTY, 1: CLEAN, 2: DIRTY}
     assert state.checkpoints() == {}  # to stand is not to have a generation
-    assert not state.exists()
+    assert not state.checkpoints()
     with pytest.raises(MissingPathError):
         open_store(state.root.uri)
     assert manifest_segments(state, "t", 0) == []

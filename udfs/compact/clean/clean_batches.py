@@ -18,12 +18,7 @@ from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK
 from lastkey.logformat.primitives.codec import Scratch, compress, pack_bodies
 from lastkey.udfs.compact.clean.decide_kernels import BatchDecisions, RecordRules, decide
-from lastkey.udfs.compact.clean.rebuild_kernels import (
-    CLEANED,
-    assemble_batches,
-    describe_survivors,
-    encode_bodies,
-)
+from lastkey.udfs.compact.clean.rebuild_kernels import CLEANED, assemble_batches, describe_survivors, encode_bodies
 from lastkey.udfs.compact.cleaner import Rules, batch_retention, begin_at
 from lastkey.udfs.compact.scan.scan_segment import chunks_again
 from lastkey.udfs.compact.verdicts import (

@@ -61,15 +61,7 @@ from lastkey.udfs.segments import (
     written_kinds,
 )
 from lastkey.udfs.steps import step
-from lastkey.udfs.storage import (
-    Root,
-    await_flushes,
-    exists,
-    flush_whole,
-    make_private,
-    open_output,
-    open_root,
-)
+from lastkey.udfs.storage import Root, await_flushes, exists, flush_whole, make_private, open_output, open_root
 
 
 def remove_folder(plan: PartitionPlan) -> None:

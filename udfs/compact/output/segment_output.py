@@ -29,12 +29,7 @@ from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.checksum_kernels import extend_by_batches
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, LogRange, Tail, read_chunks
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.layout import (
-    CODEC_NAMES,
-    MAX_SEGMENT_BYTES,
-    OFFSET_INDEX_ENTRY,
-    TIME_INDEX_ENTRY,
-)
+from lastkey.logformat.layout import CODEC_NAMES, MAX_SEGMENT_BYTES, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.primitives.crc32c import crc32c_extend
