@@ -53,11 +53,7 @@ def _is_overdue(plan: PartitionPlan) -> bool:
 
 
 def _draft_plan(
-    given: PartitionInput,
-    settings: CleanSettings,
-    erasing: Erasing | None,
-    run: RunContext,
-    before: Checkpoint | None,
+    given: PartitionInput, settings: CleanSettings, erasing: Erasing | None, run: RunContext, before: Checkpoint | None
 ) -> PartitionPlan:
     """Return a partition's plan, but for its share of --io-budget; by yield if the settings select it. The whole
     partition is cleaned, with a new key of the hashes, if it has no generation, the key is lost, or --force is given.

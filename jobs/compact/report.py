@@ -80,11 +80,7 @@ class CompactReport(JobReport):
         "conflict partial summary=last_line partitions not_compacted expired_nothing"
     )
     text_tables = (
-        TextTable(
-            "shown",
-            "partition state records left bytes bytes_after:left saved note",
-            total="partition",
-        ),
+        TextTable("shown", "partition state records left bytes bytes_after:left saved note", total="partition"),
     )
 
     archive: str

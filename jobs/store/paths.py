@@ -24,13 +24,7 @@ AUDIT_ENTRIES: Final = "audit_entries"
 AUDIT_KEYS: Final = "audit_keys"
 AUDIT_DELIVERIES: Final = "audit_deliveries"
 AUDIT_PAIRS: Final = "audit_pairs"
-AUDIT_TABLES: Final = (
-    AUDIT_READS,
-    AUDIT_ENTRIES,
-    AUDIT_KEYS,
-    AUDIT_DELIVERIES,
-    AUDIT_PAIRS,
-)
+AUDIT_TABLES: Final = (AUDIT_READS, AUDIT_ENTRIES, AUDIT_KEYS, AUDIT_DELIVERIES, AUDIT_PAIRS)
 TABLES: Final = (CHECKPOINTS, STATES, RUNS, TIME_INDEX, *AUDIT_TABLES)
 
 RUNNING: Final = "state/running"  # leases of runs, see jobs.store.leases

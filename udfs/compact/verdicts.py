@@ -24,24 +24,13 @@ EMPTIED: Final = 3  # its header alone
 NO_TIMESTAMP: Final = 2**63 - 1  # no kept data record has a timestamp
 UNKNOWN_TIMESTAMP: Final = -1  # the records were not examined
 
-# Columns of the counters
-RECORDS_READ: Final = 0
-RECORDS_KEPT: Final = 1
-DROPPED_SUPERSEDED: Final = 2
-DROPPED_TOMBSTONES: Final = 3
-DROPPED_ABORTED: Final = 4
-DROPPED_NULL_KEY: Final = 5
-DROPPED_MARKERS: Final = 6
-NULL_KEYS: Final = 7
-BATCHES_READ: Final = 8
-BATCHES_COPIED: Final = 9
-BATCHES_REBUILT: Final = 10
-BATCHES_EMPTIED: Final = 11
-BATCHES_DROPPED: Final = 12
-TOMBSTONES_KEPT: Final = 13
-DROPPED_EXPIRED: Final = 14
-DROPPED_ERASED: Final = 15
+# Columns of the counters, and their names
 N_COUNTERS: Final = 16
+(
+    RECORDS_READ, RECORDS_KEPT, DROPPED_SUPERSEDED, DROPPED_TOMBSTONES, DROPPED_ABORTED, DROPPED_NULL_KEY,
+    DROPPED_MARKERS, NULL_KEYS, BATCHES_READ, BATCHES_COPIED, BATCHES_REBUILT, BATCHES_EMPTIED, BATCHES_DROPPED,
+    TOMBSTONES_KEPT, DROPPED_EXPIRED, DROPPED_ERASED,
+) = range(N_COUNTERS)  # fmt: skip
 COUNTER_NAMES: Final = (
     "records_read", "records_kept", "dropped_superseded", "dropped_tombstones", "dropped_aborted", "dropped_null_key",
     "dropped_markers", "null_keys", "batches_read", "batches_copied", "batches_rebuilt", "batches_emptied",

@@ -89,11 +89,7 @@ def _versions(run: Run, offset: np.ndarray, times: np.ndarray, by: Order) -> np.
 
 
 def blocks(
-    side: Side,
-    secret: tuple[int, int],
-    max_batch_bytes: int,
-    soft_bytes: int,
-    by: Order = Order(),
+    side: Side, secret: tuple[int, int], max_batch_bytes: int, soft_bytes: int, by: Order = Order()
 ) -> Iterator[Block]:
     """Yield all runs of a side, in order. secret: of the key hash; max_batch_bytes, soft_bytes: as for BodyLoader."""
     reader = LogReader(max_batch_bytes=max_batch_bytes, soft_bytes=soft_bytes, secret=secret)

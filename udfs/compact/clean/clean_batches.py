@@ -112,13 +112,7 @@ class Pass:
 
 
 def clean_chunk(
-    of: Pass,
-    chunk: Chunk,
-    rules: Rules,
-    keep_legacy_tombstones: bool,
-    *,
-    backwards: bool,
-    room: Room | None = None,
+    of: Pass, chunk: Chunk, rules: Rules, keep_legacy_tombstones: bool, *, backwards: bool, room: Room | None = None
 ) -> Iterator[CleanedRun]:
     """Clean the batches of a chunk; yield pieces in the order of the walk, last first if `backwards`. room: gives the
     memory of a piece, if not each has its own.
@@ -163,13 +157,7 @@ def _decide_batches(of: Pass, batches: np.ndarray, rules: Rules) -> BatchDecisio
 
 
 def _write(
-    run: Run,
-    raw_position: int,
-    kept: np.ndarray,
-    cleaned: np.ndarray,
-    tally: Tally,
-    rules: Rules,
-    room: Room | None,
+    run: Run, raw_position: int, kept: np.ndarray, cleaned: np.ndarray, tally: Tally, rules: Rules, room: Room | None
 ) -> CleanedRun:
     rebuilt = cleaned["outcome"] == REBUILT
     payload, ends = np.empty(0, np.uint8), np.zeros(len(cleaned), np.int64)

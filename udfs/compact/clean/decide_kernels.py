@@ -17,33 +17,7 @@ from lastkey.logformat.layout import (
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
 )
-from lastkey.udfs.compact.verdicts import (
-    ALL_STAY,
-    BATCHES_COPIED,
-    BATCHES_DROPPED,
-    BATCHES_EMPTIED,
-    BATCHES_READ,
-    BATCHES_REBUILT,
-    COPIED,
-    DROPPED,
-    DROPPED_ABORTED,
-    DROPPED_ERASED,
-    DROPPED_EXPIRED,
-    DROPPED_MARKERS,
-    DROPPED_NULL_KEY,
-    DROPPED_SUPERSEDED,
-    DROPPED_TOMBSTONES,
-    EMPTIED,
-    NO_TIMESTAMP,
-    NULL_KEYS,
-    REBUILT,
-    RECORDS_KEPT,
-    RECORDS_READ,
-    RETAIN_EMPTY,
-    TOMBSTONES_KEPT,
-    UNKNOWN,
-    UNKNOWN_TIMESTAMP,
-)
+from lastkey.udfs.compact import verdicts as v
 
 
 class BatchDecisions(NamedTuple):
@@ -91,7 +65,7 @@ def decide(
         current = batch.magic >= 2
         has_horizon = current and batch.attributes & DELETE_HORIZON_MASK != 0
         append_time = batch.magic > 0 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
-        is_known = verdicts[i] != UNKNOWN
+        is_known = verdicts[i] != v.UNKNOWN
         codec = batch.attributes & CODEC_MASK
         other_codec = not control and rules.codec >= 0 and codec != rules.codec
         if other_codec:
@@ -102,14 +76,14 @@ def decide(
         first_kept = np.int64(-1)
         last_kept = np.int64(-1)
         max_timestamp = np.int64(-1)
-        min_timestamp = np.int64(UNKNOWN_TIMESTAMP if oldest_ms < 0 else NO_TIMESTAMP)
+        min_timestamp = np.int64(v.UNKNOWN_TIMESTAMP if oldest_ms < 0 else v.NO_TIMESTAMP)
         if drop_records[i]:
-            counters[DROPPED_MARKERS if control else DROPPED_ABORTED] += n_records
+            counters[v.DROPPED_MARKERS if control else v.DROPPED_ABORTED] += n_records
         elif is_known:
-            if verdicts[i] == ALL_STAY:
+            if verdicts[i] == v.ALL_STAY:
                 n_kept = n_records
             else:
-                counters[DROPPED_SUPERSEDED] += n_records
+                counters[v.DROPPED_SUPERSEDED] += n_records
         else:
             for row in range(body.first_span, body.first_span + body.n_records):
                 span = spans[row]
@@ -120,25 +94,25 @@ def decide(
                 elif not by_key:
                     if not kept[row]:
                         keep = False
-                        counters[DROPPED_ERASED] += 1
+                        counters[v.DROPPED_ERASED] += 1
                 elif span.null_key:
-                    counters[NULL_KEYS] += 1
+                    counters[v.NULL_KEYS] += 1
                     if not rules.keep_null_keys:
                         keep = False
-                        counters[DROPPED_NULL_KEY] += 1
+                        counters[v.DROPPED_NULL_KEY] += 1
                 elif not kept[row]:
                     keep = False
-                    counters[DROPPED_SUPERSEDED] += 1
+                    counters[v.DROPPED_SUPERSEDED] += 1
                 elif span.null_value and body.base_offset + span.offset_delta < tombstones_from:
                     if current:
                         keep = not has_horizon or now_ms < batch.base_timestamp
                     else:
                         keep = rules.keep_legacy_tombstones
                     if not keep:
-                        counters[DROPPED_TOMBSTONES] += 1
+                        counters[v.DROPPED_TOMBSTONES] += 1
                 if keep and not control and 0 <= timestamp < oldest_ms:
                     keep = False
-                    counters[DROPPED_EXPIRED] += 1
+                    counters[v.DROPPED_EXPIRED] += 1
                 kept[row] = keep
                 if keep:
                     if n_kept == 0:
@@ -160,15 +134,15 @@ def decide(
             untouched = False
         # a batch of magic 3, which no broker reads, becomes magic 2
         if untouched and current and not set_horizon and (batch.magic == 2 or n_kept == 0):
-            result.outcome = COPIED
+            result.outcome = v.COPIED
             result.base_offset = batch.base_offset
             result.last_offset = batch.last_offset
             result.base_timestamp = batch.base_timestamp
             result.max_timestamp = batch.max_timestamp
             result.attributes = batch.attributes
-            counters[BATCHES_COPIED] += 1
+            counters[v.BATCHES_COPIED] += 1
         elif n_kept > 0:
-            result.outcome = REBUILT
+            result.outcome = v.REBUILT
             if append_time:
                 max_timestamp = batch.max_timestamp
             result.max_timestamp = max_timestamp
@@ -194,11 +168,11 @@ def decide(
             else:
                 result.base_offset = body.base_offset + spans[first_kept].offset_delta
                 result.last_offset = body.base_offset + spans[last_kept].offset_delta
-                if rules.keeps_end and retention[i] == RETAIN_EMPTY:
+                if rules.keeps_end and retention[i] == v.RETAIN_EMPTY:
                     result.last_offset = batch.last_offset
-            counters[BATCHES_REBUILT] += 1
-        elif retention[i] == RETAIN_EMPTY:
-            result.outcome = EMPTIED
+            counters[v.BATCHES_REBUILT] += 1
+        elif retention[i] == v.RETAIN_EMPTY:
+            result.outcome = v.EMPTIED
             result.base_offset = batch.base_offset if current else batch.last_offset
             result.last_offset = batch.last_offset
             result.base_timestamp = -1
@@ -206,15 +180,15 @@ def decide(
             result.attributes = batch.attributes & (TRANSACTIONAL_MASK | CONTROL_MASK)
             if append_time:
                 result.attributes |= TIMESTAMP_TYPE_MASK
-            counters[BATCHES_EMPTIED] += 1
+            counters[v.BATCHES_EMPTIED] += 1
         else:
-            result.outcome = DROPPED
+            result.outcome = v.DROPPED
             result.base_offset = batch.base_offset
             result.last_offset = batch.last_offset
             result.max_timestamp = batch.max_timestamp
-            counters[BATCHES_DROPPED] += 1
-        counters[BATCHES_READ] += 1
-        counters[RECORDS_READ] += n_records
-        counters[RECORDS_KEPT] += n_kept
+            counters[v.BATCHES_DROPPED] += 1
+        counters[v.BATCHES_READ] += 1
+        counters[v.RECORDS_READ] += n_records
+        counters[v.RECORDS_KEPT] += n_kept
         if not control:
-            counters[TOMBSTONES_KEPT] += tombstones
+            counters[v.TOMBSTONES_KEPT] += tombstones

@@ -136,10 +136,7 @@ def _mix(word: np.uint64) -> np.uint64:
 
 @kernel
 def describe_survivors(
-    batches: np.ndarray,
-    cleaned: np.ndarray,
-    body_ends: np.ndarray,
-    rows: np.ndarray,
+    batches: np.ndarray, cleaned: np.ndarray, body_ends: np.ndarray, rows: np.ndarray
 ) -> tuple[int, int, int]:
     """Describe the surviving batches of a run as they will be.
 

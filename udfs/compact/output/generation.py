@@ -318,10 +318,7 @@ def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> Segme
 def _copy_rest(source: SegmentScan, store: Root, path: str) -> None:
     """Copy the rest of an archived segment, whose beginning the generation has, into a file of ours; read it back."""
     make_private(store, path)
-    with (
-        source.open_log() as file,
-        open_output(store, path) as stream,
-    ):
+    with source.open_log() as file, open_output(store, path) as stream:
         for chunk in source.chunks:
             part = np.empty(chunk.size, np.uint8)
             read_again(file, source.path, chunk, part)

@@ -245,11 +245,7 @@ def may_expire(plan: PartitionPlan, segments: SegmentTimes) -> bool:
 
 
 def not_due(
-    plan: PartitionPlan,
-    first_dirty: int,
-    next_offset: int,
-    cleanable: CleanableRange,
-    held_back: tuple[HeldBack, ...],
+    plan: PartitionPlan, first_dirty: int, next_offset: int, cleanable: CleanableRange, held_back: tuple[HeldBack, ...]
 ) -> PartitionResult:
     """Return the result of a partition that has no work to do now."""
     return PartitionResult(

@@ -348,11 +348,7 @@ def with_index_entries(
 
 
 def _check_no_marker_lost(
-    plan: PartitionPlan,
-    file: SideFile,
-    scans: Sequence[SegmentScan],
-    entries: np.ndarray,
-    aborted: np.ndarray,
+    plan: PartitionPlan, file: SideFile, scans: Sequence[SegmentScan], entries: np.ndarray, aborted: np.ndarray
 ) -> None:
     """Raise LogFormatError if an index entry and the markers disagree about the beginning of a transaction, and the log
     does not show which is right.
