@@ -209,8 +209,7 @@ def _delete_audits(store: Root, *, dry_run: bool) -> list[str]:
 def _store_now_ms(root: Root) -> int:
     """Return the time that a new file gets in the store: an empty one below `state/`, which is deleted.
 
-    A bucket or a network share gives files its server's time, so a clock of ours that is ahead would take young files
-    for old.
+    A bucket or a network share gives files its server's time, so by a clock that is ahead young files would seem old.
     """
     path = root.full(f"state/.probe-{uuid.uuid4().hex}")
     root.filesystem.open_output_stream(path, compression=None).close()

@@ -29,9 +29,7 @@ _OF_BOTH: Final = (  # columns that a checkpoint and the row of its run have in 
 
 
 def make_commit(start: Start, r: PartitionResult, *, reset: bool, engine: str) -> Commit:
-    """Return the rows that a cleaned partition adds to its wave's commit. reset: by --reset, which takes over no state
-    of the previous generation; that one remains the parent, can be restored, and is kept by vacuum.
-    """
+    """Return the rows that a partition adds to its wave's commit. reset: by --reset, without its parent's state."""
     key = partition_key(r)
     archived, before = start.archive.partitions[key], start.checkpoints.get(key)
     made_of = None if reset else before

@@ -48,10 +48,7 @@ def one_partition(plan: PartitionPlan) -> PartitionResult:
 
 
 def compact_large(workers: Runner, plan: PartitionPlan, watcher: Watcher, run_stages: RunStages) -> PartitionResult:
-    """Compact one partition, all of it, as `one_partition` does, but in many tasks. `watcher` hears how much they read.
-
-    run_stages: as `on_spark`.
-    """
+    """Compact one whole partition in many tasks. watcher: hears how much they read; run_stages: as `on_spark`."""
     clock = Clock()
     try:
         done = attempt(plan.name, lambda: _compact_if_due(workers, plan, clock, watcher, run_stages))

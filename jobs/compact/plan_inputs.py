@@ -105,9 +105,7 @@ def input_from_generation(
     archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment], store_uri: str, gaps: str
 ) -> PartitionInput | Problem:
     """Return the input of a partition with a generation: that generation, and the archive after it. Return the problem
-    if the archive is another log now, lacks what comes next, or holds again what the generation passed over.
-
-    gaps: the setting.
+    if the archive is another log now, lacks what comes next, or holds again what was passed over. gaps: the setting.
     """
     ours = [s for s in manifest if s.root == "store"]
     theirs = [s for s in manifest if s.root == "archive"]
@@ -390,9 +388,8 @@ def choose_topic_id(archived: ArchivedPartition, before: Checkpoint | None, *, r
 
 
 def _bounds_after(bounds: Bounds, topic_id: str | None, next_offset: int, new: str) -> Bounds:
-    """Return the bounds of a generation that ends at next_offset: the bounds of the generation before, and those of its
-    own log up to that offset, from which erasures of other logs removed their keys. new: an erasure that is made now;
-    "": none.
+    """Return the bounds of a generation that ends at next_offset: those of the generation before, and of its own log up
+    to that offset, from which erasures of other logs removed their keys. new: an erasure made now; "": none.
     """
     own = {
         one: next_offset if until == MAX_OFFSET else until

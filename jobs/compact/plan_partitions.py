@@ -74,9 +74,7 @@ def _draft_plan(
 
 
 def _with_budget(plan: PartitionPlan, run: RunContext, io_budget_bytes: int | None) -> PartitionPlan:
-    """Return the plan of a partition. The whole partition is cleaned if the last such run is too long ago and the
-    budget allows it. The plan then has the run's new key of the hashes.
-    """
+    """Return a plan with its share; of all, with the run's new key, if overdue and the budget allows it."""
     policy, context = replace(plan.policy, io_budget_bytes=io_budget_bytes), plan.run
     limits = schedule_limits(policy.settings, io_budget_bytes)
     if _is_overdue(plan) and limits.affords_all(plan.log_bytes):
@@ -138,9 +136,7 @@ def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionRe
 
 
 def _draft(start: Start, key: Key, run: RunContext, links: Collection[str]) -> PartitionPlan | Problem:
-    """Return the draft of a partition's plan, or the problem that prevents it. The partition's input is its generation
-    and what follows, or the archive if there is no generation.
-    """
+    """Return a partition's plan, from its generation and what follows or from the archive, or what prevents it."""
     archived, checkpoint = start.archive.partitions[key], start.checkpoints.get(key)
     uri, gaps = start.state.root.uri, start.listing.settings[key[0]].gaps
     given: PartitionInput | Problem = _listing_problem(start, key, links) or (
@@ -209,9 +205,7 @@ def share_budget(io_budget: int | None, drafts: Sequence[PartitionPlan]) -> list
 
 
 def _wish(draft: PartitionPlan, io_budget: int) -> tuple[float, int]:
-    """Return two estimates for a run by yield without a budget, from facts known before the run: the share of dead
-    bytes in the segments to rewrite, and the maximum of bytes to move.
-    """
+    """Return (share of dead bytes in segments to rewrite, most bytes to move), as known before a run by yield."""
     if not draft.policy.partial:
         return 0.0, 0
     rows = cleaned_rows(draft.input)
@@ -265,9 +259,7 @@ def _is_touched(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
 
 
 def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan | PartitionResult:
-    """Return a result if the listing shows that the partition is not due: other facts can only reduce the cleanable
-    range. Else return the plan.
-    """
+    """Return a result if the listing shows that the partition is not due (other facts confirm it); else the plan."""
     if plan.is_due_anyway or plan.policy.erasing is not None or _may_expire(plan, manifest):
         return plan
     settings = plan.policy.settings

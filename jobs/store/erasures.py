@@ -117,9 +117,7 @@ def merged(several: Iterable[Bounds]) -> Bounds:
 
 
 def in_log(bounds: Bounds, topic_id: str | None, otherwise: int) -> dict[str, int]:
-    """Return the bound of each erasure in one log; `otherwise` if only other logs have one. A log without a topic id
-    (before Kafka 2.8) counts as the same log as any other.
-    """
+    """Return each erasure's bound in a log; `otherwise` if only others have one. A log without id is any log."""
     out = {}
     for erasure, logs in bounds.items():
         same = {log: until for log, until in logs.items() if log in ("", topic_id)}

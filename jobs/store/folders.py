@@ -60,9 +60,7 @@ class RunFolder:
 
 
 def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
-    """Yield every run's folder below segments/, and note all other entries there. A folder is not whole below a
-    symbolic link, or with one in it: its files may be another store's.
-    """
+    """Yield runs' folders below segments/, and note other entries. None with or below a symbolic link is whole."""
     linked, partition_links = is_link(store, PARTITIONS), links_in(store, PARTITIONS)
     notes += [f"{PARTITIONS}: {_LINK}"] if linked else []
     for partition in _entries(store, PARTITIONS, notes):
@@ -117,9 +115,7 @@ def check_no_links(root: Root) -> None:
 
 
 def check_not_inside(what: str, root: Root, path: str = "") -> None:
-    """Raise UsageError if a local output is in a store, or in a folder with a partition's logs, under any name of the
-    folder. Only their owners write there. what: the user's word for the place.
-    """
+    """Raise UsageError if a local output is in a store or among a partition's logs. what: the user's word for it."""
     if not root.is_local:
         return
     for folder in Path(os.path.realpath(root.full(path))).parents:

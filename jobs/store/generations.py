@@ -120,9 +120,7 @@ def list_each(root: Root, current: Mapping[Key, Checkpoint]) -> dict[Key, list[t
 
 
 def checkpoint_at(root: Root, row: Checkpoint, generation: int) -> Checkpoint | None:
-    """Return the checkpoint of a generation of a partition (row: of the current one); None if it is not there. Raise
-    GenerationError if its manifest cannot be read.
-    """
+    """Return a generation's checkpoint (row: the current one's); None: not there. GenerationError: unreadable."""
     if row.generation <= generation:
         return row if row.generation == generation else None
     number, commit = next((each for each in list_generations(root, row) if each[0] <= generation), (0, None))

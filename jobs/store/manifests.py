@@ -165,9 +165,7 @@ def read_whole(store: Root, folder: str) -> tuple[Commit | None, str]:
 
 
 def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, int | None]]:
-    """Yield the files of a generation that differ from its manifest: path below the store, bytes expected (None: more
-    than 0), bytes found (None: no such file).
-    """
+    """Yield files that differ from a manifest: path, bytes expected (None: some), bytes found (None: no file)."""
     folder = commit.checkpoint.folder  # a rollback's files are in an older one
     sizes: dict[str, int | None] = {f"{folder}/{name}": size for name, size in sizes_in(store, folder).items()}
     wanted = dict(_files(commit, folder))

@@ -310,8 +310,7 @@ _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_
 
 def histories(checkpoints: Mapping[Key, Checkpoint], runs: Iterable[RunRow]) -> dict[Key, list[RunRow]]:
     """Return the committed runs of every partition, newest first: the chain of parents from its checkpoint, past
-    resets. Where `jobs.store.history` has removed a parent's row, the chain continues with the next older row, which is
-    on it too.
+    resets. Where `jobs.store.history` has removed a parent's row, the chain continues with the next older row.
     """
     rows: dict[Key, list[RunRow]] = {key: [] for key in checkpoints}
     for row in runs:
@@ -448,9 +447,7 @@ def check_places(places: Iterable[str], path: str, kind: Kind[DataError]) -> Non
 
 
 def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:
-    """Return the rows of an Arrow table with these columns, and perhaps others. A column that is missing or null, as in
-    rows that are older than it, takes its default.
-    """
+    """Return the rows of a table with these columns, and perhaps others, as `parse_row` does."""
     names = [column for column in _column_defaults(kind) if column in table.column_names]
     return [parse_row(kind, row) for row in table.select(names).to_pylist()]
 

@@ -136,8 +136,7 @@ class State:
 
     def check_writable(self) -> None:
         """Raise NOT_EXCLUSIVE if the file system cannot refuse a second commit, and LINKED_FOLDER if a folder is a
-        link. Raise UsageError if a new store would be inside another store or an archive. The first commit does this;
-        so does a job before it works for one.
+        link. Raise UsageError if a new store would be inside another store or an archive.
         """
         if not self._checked:
             check_no_links(self.root)
@@ -170,8 +169,7 @@ class State:
 
     def _check(self, version: Version) -> None:
         """Raise UsageError unless the store has the format that this version of Lastkey knows; ConflictError if the
-        table was taken away since it was read. Otherwise every generation would look uncommitted: to a vacuum, and to a
-        run that commits only new partitions.
+        table was taken away since it was read: to a vacuum, every generation would look uncommitted.
         """
         fields = version.delta.schema().fields if version.delta else ()
         store_format = max(

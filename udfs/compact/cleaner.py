@@ -192,8 +192,7 @@ def expired_segments(
     last_may_go: bool,
 ) -> dict[Reason, int]:
     """Return the number of segments that each rule removes, in the order of UnifiedLog.deleteOldSegments.
-    Without a limit it removes none, not even those below the log start: no setting asks for that, and there they do no
-    harm.
+    Without a limit it removes none, not even those below the log start: no setting asks for that.
 
     retention_ms, retention_bytes: -1: no limit; last_may_go: whether no batch will be appended to the last segment; an
     empty last segment stays even then.

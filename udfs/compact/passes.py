@@ -219,8 +219,7 @@ def _prepare_rules(
     analysis: Analysis, bounds: Mapping[int, int], chosen: Sequence[int], before: _KeysBehind, number: int
 ) -> Rules:
     """Enter the keys against which a chosen source is not deduplicated yet, and return its rules. If the next source is
-    carried over, the header of this source's last batch stays: a segment without batches would mislead searches by
-    time.
+    carried over, this source's last header stays: a segment without batches would mislead searches by time.
     """
     before.enter(bounds[number])
     source = analysis.sources[number]
@@ -273,9 +272,7 @@ def superseded_by_filters(plan: PartitionPlan, rows: Rows, hashes: np.ndarray) -
 def schedule_segments(
     plan: PartitionPlan, analysis: Analysis, rows: Rows, superseded: Mapping[int, int]
 ) -> list[ScheduledSegment]:
-    """Return the decision for each older segment. Rewritten are those without facts or filter, those with removable
-    tombstones, and those whose yield suffices.
-    """
+    """Return a decision on each older segment: rewrite for lost facts or filter, removable tombstones, or yield."""
     numbers = sorted(rows)
     sources = [analysis.sources[n] for n in numbers]
     dead = [superseded.get(n, rows[n].superseded) for n in numbers]

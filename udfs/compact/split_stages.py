@@ -397,9 +397,7 @@ def _sorted_offsets(rows: pa.Table) -> np.ndarray:
 
 
 def own_folder(plan: PartitionPlan) -> str:
-    """Return a folder beside the generation's, where a new segment waits. No other task writes there, nor another try
-    of the same task: a late retry must not write into a committed folder.
-    """
+    """Return a folder for this try of a task alone: a late retry must not write into a committed folder."""
     return f"{plan.run.folder}.{secrets.randbelow(10**19)}"
 
 

@@ -49,9 +49,7 @@ def _some(wrong: np.ndarray) -> Iterator[int]:
 class Epochs:
     """Check of leader epochs, which no checksum covers: they do not fall along the log of one cluster, and are those
     that the leader-epoch-checkpoint names. Other epochs are a note, since a log restored into another cluster looks so.
-
-    A generation's file is a copy of the archive's. If the archive's file names a batch's epoch and the copy does not,
-    the copy is wrong, and that is a row.
+    If the archive's file names a batch's epoch and a generation's copy of it does not, that is a row.
     """
 
     def __init__(self, plan: CheckPlan, findings: Findings) -> None:

@@ -42,8 +42,7 @@ def gap_problems(
 
     segments: path, base offset, offset after the last batch, last offset at which a cleaner's work is seen (-1: none),
     and whether it could be read to its end; by base offset. first_epoch: the leader-epoch-checkpoint and the start
-    offset of its first epoch. A log start checkpoint of 0 shows that the topic has tiered storage, which holds all
-    below the first segment.
+    offset of its first epoch. A log start checkpoint of 0: tiered storage holds all below the first segment.
     """
     log_start_offset, cleaned_until = plan.log_start_offset or 0, plan.cleaner_checkpoint or 0
     first, end = (segments[0][1], segments[-1][2]) if segments else (0, 0)

@@ -192,10 +192,8 @@ def _check_files(plan: GenerationPlan, findings: Findings) -> None:
 
 
 def _check_parent(plan: GenerationPlan, findings: Findings) -> int:
-    """Check invariants 1 to 3; return the number of records that were compared.
-
-    A missing file of the parent is no problem of the generation, as `vacuum` deletes old ones; a damaged or unreadable
-    one raises LogFormatError.
+    """Check invariants 1 to 3; return the number of records that were compared. A missing file of the parent is no
+    problem, as `vacuum` deletes old ones; a damaged or unreadable one raises LogFormatError.
     """
     try:
         return _compare_with_parent(plan, findings)
@@ -266,9 +264,7 @@ def _compare_with_parent(plan: GenerationPlan, findings: Findings) -> int:
 
 
 def _changed_parent(plan: GenerationPlan, sizes: list[tuple[int, int, int]]) -> str:
-    """Return why the parent differs from the source of the run; "" if it does not. Raises LogFormatError for an
-    unexplained difference: a file is missing, short or replaced.
-    """
+    """Return how the parent differs from the run's source, or "". LogFormatError: a file is missing or another."""
     base = np.array([s.first_offset for s in plan.parent], np.int64)
     held = np.array([n for n, _, _ in sizes], np.int64)
     for row in plan.manifest:

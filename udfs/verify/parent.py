@@ -88,8 +88,7 @@ def compare(
 ) -> Differences:
     """Return all differences.
 
-    *_transactions: TXN_ROW[m] of each side's whole log, after end_offset too; n_records: records of the parent, as far
-    as headers show.
+    *_transactions: TXN_ROW[m] of each side's whole log, after end_offset too; n_records: of the parent, by headers.
     """
     slots = 1 << 16
     while slots // 2 < n_records and slots * 2 * _BYTES_PER_SLOT <= memory_bytes // 2:

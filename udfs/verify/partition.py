@@ -343,9 +343,7 @@ def _check_text_files(plan: CheckPlan, findings: Findings) -> None:
 
 def check_log_directory(uri: str, path: str) -> tuple[int, list[Problem]]:
     """Read the checkpoints and meta.properties of the log directory `path` below a root; return how many there are, and
-    a row for each bad one.
-
-    A high watermark below the log start that another file states is a row too.
+    a row for each bad one, and for a high watermark below the log start.
     """
     root = open_root(uri)
     problems: list[Problem] = []

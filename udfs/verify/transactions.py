@@ -38,9 +38,7 @@ OPEN_AT = np.dtype([("row", "i8"), ("producer_id", "i8"), ("first_offset", "i8")
 
 
 def transaction_rows(batches: np.ndarray) -> np.ndarray:
-    """Return TXN_ROW[m] of BATCH[n]: data batches of transactions (marker -1), and ABORT and COMMIT markers that hold
-    one.
-
+    """Return TXN_ROW[m] of BATCH[n]: data batches of transactions (marker -1), ABORT and COMMIT markers with a record.
     A batch without a producer is in no transaction.
     """
     attributes = batches["attributes"]

@@ -114,9 +114,7 @@ class Pass:
 def clean_chunk(
     of: Pass, chunk: Chunk, rules: Rules, keep_legacy_tombstones: bool, *, backwards: bool, room: Room | None = None
 ) -> Iterator[CleanedRun]:
-    """Clean the batches of a chunk; yield pieces in the order of the walk, last first if `backwards`. room: gives the
-    memory of a piece, if not each has its own.
-    """
+    """Clean a chunk; yield pieces in the walk's order, last first if `backwards`. room: gives a piece's memory."""
     decided = _decide_batches(of, chunk.batches, rules)
     wanted = ~decided.drop_records & (decided.verdicts == UNKNOWN)
     of_records = RecordRules(

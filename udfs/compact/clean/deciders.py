@@ -139,9 +139,8 @@ class LastOffsets(_GrowingTable):
 
 
 def last_offset_decider(table: KeyTable, first_dirty_offset: int) -> Decider:
-    """Return a function that marks the last records of a run, by a table of the keys after it. It raises TooManyKeys.
-
-    first_dirty_offset: records below it are looked up only.
+    """Return a function that marks the last records of a run, by a table of the keys after it; those below
+    first_dirty_offset are looked up only. It raises TooManyKeys.
     """
 
     def mark_last(run: Run, may_stay: np.ndarray) -> None:
@@ -361,9 +360,7 @@ class Survivors:
 
 
 def batches_to_read(run: Run) -> np.ndarray:
-    """Return int64[m], the last offsets of the batches with a tombstone or a record without key: the rules may decide
-    about these by more than whether a later record of the key exists.
-    """
+    """Return int64[m], last offsets of batches with tombstones or null keys, which further rules decide about."""
     rows = run.spans["null_key"] | run.spans["null_value"]
     if not rows.any():
         return np.zeros(0, np.int64)

@@ -59,8 +59,7 @@ def affected_sources(
     plan: PartitionPlan, sources: Sequence[SegmentScan], log_end: int, producers: ProducerState, sealed: bool
 ) -> range:
     """Return the range of sources to check for expired records: from the first one that retention keeps to the last one
-    with records that may be too old. Sources that may grow, or have an open transaction, are excluded. An erasure
-    returns all sources.
+    with records that may be too old, without those that may grow or have an open transaction. For an erasure: all.
     """
     if plan.policy.erasing is not None:
         return range(len(sources))

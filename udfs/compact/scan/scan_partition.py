@@ -91,9 +91,7 @@ def _bytes_above(plan: PartitionPlan, number: int, position: int) -> int:
 
 
 def if_nothing_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> PartitionResult | None:
-    """Return the result if the topic is not compacted and the oldest segment shows that retention removes no records;
-    else None. With a result the other segments need not be read.
-    """
+    """Return the result if the topic is not compacted and its oldest segment shows that nothing expires; else None."""
     if plan.policy.settings.compacts or plan.is_due_anyway or plan.policy.erasing is not None:
         return None
     first = scan_one(plan, 0, buffer)
@@ -139,9 +137,7 @@ def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[s
 
 
 def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
-    """Raise LogFormatError if a checkpoint is beyond the log end, because it belongs to another log. A broker would
-    then begin at the log start, or delete all segments.
-    """
+    """Raise LogFormatError for a checkpoint beyond the log end: of another log; a broker would delete segments."""
     for what, offset in (
         ("log start", max(plan.input.log_start_offset, plan.input.log_start_checkpoint or 0)),
         ("first dirty offset", plan.cleaned_until),
@@ -160,9 +156,7 @@ def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
 
 
 def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
-    """Return the archive's last batch before the end of the last generation if it is in no segment of the plan; else
-    an empty LastBatch.
-    """
+    """Return the archive's last batch before the generation's end, if the plan's segments lack it; else LastBatch()."""
     segment = plan.input.identity_segment
     return LastBatch() if segment is None else _last_batch_before(plan, segment, buffer)
 

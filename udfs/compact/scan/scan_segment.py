@@ -202,8 +202,7 @@ def _another_copy(path: str, position: int, expected: str, found: str) -> Proble
 
 
 def _above(file: Any, path: str, size: int, tail: Tail) -> int:
-    """Return the base offset of the batch that reached the end offset; -1 if its header does not show it. size: bytes
-    of the file.
+    """Return the base offset of the batch that reached the end offset; -1: its header does not show it. size: of file.
 
     No checksum covers that offset, so a whole batch after it must have higher offsets, or one of the two is damaged.
     Raises LogFormatError kind "offsets" if it does not.

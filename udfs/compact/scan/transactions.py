@@ -34,8 +34,7 @@ OPEN_BATCH: Final = np.dtype([("producer_id", "i8"), ("first_offset", "i8"), ("m
 def discardable_batches(rows: np.ndarray, aborted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the batches that may go, of TXN_BATCH[n] in log order, given the aborted transactions, ENTRY[m].
 
-    Returns (discardable: bool[n]; kept_abort: int64[n], for an ABORT marker that must stay its row of `aborted`, else
-    -1).
+    Returns (discardable: bool[n]; kept_abort: int64[n], for an ABORT marker that must stay its row of `aborted`; -1).
     """
     discardable = np.zeros(len(rows), np.bool_)
     kept_abort = np.full(len(rows), NONE, np.int64)
@@ -94,9 +93,7 @@ def undecided_batches(rows: np.ndarray, log_start_offset: int) -> tuple[np.ndarr
 
 
 def abort_markers(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ABORT markers among TXN_BATCH[n] in log order, as TXN_BATCH[m], and int64[m], the offset of the
-    previous marker of each one's producer; -1 if missing.
-    """
+    """Return TXN_BATCH[m], ABORT markers of rows in log order; int64[m], their producers' marker before, -1: none."""
     markers = rows[(rows["control_type"] == CONTROL_ABORT) | (rows["control_type"] == CONTROL_COMMIT)]
     order = np.lexsort((markers["base_offset"], markers["producer_id"]))
     producer, offset = markers["producer_id"][order], markers["base_offset"][order]
@@ -118,9 +115,7 @@ def possibly_ended_in(rows: np.ndarray, first: np.ndarray, last: np.ndarray) -> 
 
 
 def markers_behind(rows: np.ndarray) -> np.ndarray:
-    """Return int64[n] for TXN_BATCH[n] in log order: the offset of the next marker of each row's producer, or its own
-    if it is a marker; NO_END if missing.
-    """
+    """Return int64[n] for TXN_BATCH[n] in log order: offset of the producer's next marker, or its own; NO_END: none."""
     n = len(rows)
     order = np.lexsort((rows["base_offset"], rows["producer_id"]))
     offsets, producers = rows["base_offset"][order], rows["producer_id"][order]
@@ -182,9 +177,7 @@ def add_open_transactions(entries: np.ndarray, opened: np.ndarray, replayed: np.
 
 
 def data_before(rows: np.ndarray, producers: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return int64[m]: for each pair of producer and offset, the row of the producer's last batch in TXN_BATCH[n], in
-    log order, that is wholly below the offset; -1 if missing.
-    """
+    """Return int64[m]: a producer's last row of TXN_BATCH[n], in log order, wholly below an offset; -1: none."""
     n, m = len(rows), len(producers)
     producer = np.concatenate([rows["producer_id"], producers])
     offset = np.concatenate([rows["last_offset"], offsets])
