@@ -282,7 +282,7 @@ def _facts(options: ArchiveNeededOptions, archived: ArchivedPartition, stored: _
         return replace(facts, problem=problem)
     if (wrong := _damage(replace(own, segments=stored.manifests[key]), stored)) is not None:
         return replace(facts, problem=wrong)
-    older = [Kept.of(one) for one in commits]
+    older = [Kept(commit.checkpoint, commit.segments) for commit in commits]
     return replace(facts, sealed=own.run.sealed, older=lambda: older)
 
 

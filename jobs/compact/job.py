@@ -384,7 +384,7 @@ def _facts(start: Start, committed: Mapping[Key, Checkpoint], r: PartitionResult
     segments = r.log.segments if key in committed else start.manifests.get(key, ())
 
     def older() -> Sequence[Kept]:
-        return [] if row is None else [Kept.of(one) for one in own_and_older(start.state.root, row)[1]]
+        return [] if row is None else [Kept(c.checkpoint, c.segments) for c in own_and_older(start.state.root, row)[1]]
 
     return Facts(
         start.archive.partitions[key],

@@ -19,13 +19,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition
 from lastkey.jobs.command.parse import abbreviate_names
 from lastkey.jobs.command.reporting import labelled
 from lastkey.jobs.compact.plan_inputs import input_from_generation, parse_gaps
-from lastkey.jobs.store.rows import Checkpoint, Commit
+from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import Key
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import partition_folder
@@ -117,17 +117,11 @@ def summary_lines(reasons: Sequence[Needed]) -> list[str]:
     return labelled("the archive is still needed", reasons) or ["the archive is no longer needed"]
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """A generation that the store still has."""
 
     checkpoint: Checkpoint
     segments: Sequence[Segment]
-
-    @classmethod
-    def of(cls, commit: Commit) -> Kept:
-        """Return the generation of a manifest."""
-        return cls(commit.checkpoint, commit.segments)
 
 
 @dataclass(frozen=True)

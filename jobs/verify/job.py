@@ -8,10 +8,10 @@ possible.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from lastkey.jobs.archive.listing import Archive, listed
 from lastkey.jobs.archive.no_partitions import check_holds_partitions
@@ -87,7 +87,6 @@ class VerifyReport(JobReport):
         return f"{what}: {counted(problems, 'problem') if problems else 'no problem found'}"
 
 
-T = TypeVar("T")
 _AT_ONCE: Final = 8  # manifests
 
 
@@ -135,22 +134,11 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
         report.other_problems += problems
     at = time.perf_counter()
     sizes = [sum(s.size_bytes for s in p.segments) for p in plans]
-    _check_each(check_partition, plans, sizes, options, report, progress)
+    progress.start("verify", sum(sizes), BYTES)
+    report.results += each(check_partition, plans, "verify: partitions", options, report, progress, sizes=sizes)
+    progress.close()
     report.seconds["check"] = time.perf_counter() - at
     return report
-
-
-def _check_each(
-    check: Callable[[T], CheckResult],
-    plans: Sequence[T],
-    sizes: Sequence[int],
-    options: VerifyOptions,
-    report: VerifyReport,
-    progress: Progress,
-) -> None:
-    progress.start("verify", sum(sizes), BYTES)
-    report.results += each(check, plans, "verify: partitions", options, report, progress, sizes=sizes)
-    progress.close()
 
 
 # -- a store
@@ -187,16 +175,17 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
                 archives[uri],
                 store,
                 uri,
-                options.config.job.chunk_bytes,
-                options.config.job.task_memory_bytes,
+                options.config.job,
                 checkpoints[key],
             )
         )
     at = time.perf_counter()
     sizes = [sum(s.size_bytes for s in p.side.segments) + sum(s.size_bytes for s in p.parent) for p in plans]
-    _check_each(check_generation, plans, sizes, options, report, progress)
+    progress.start("verify", sum(sizes), BYTES)
+    results = each(check_generation, plans, "verify: partitions", options, report, progress, sizes=sizes)
+    progress.close()
     generations = {key: options.generation or row.generation for key, row in checkpoints.items()}
-    report.results = [replace(r, generation=generations[r.topic, r.partition]) for r in report.results]
+    report.results = [replace(r, generation=generations[r.topic, r.partition]) for r in results]
     report.seconds["check"] = time.perf_counter() - at
     return report
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition
-from lastkey.jobs.command.config import Config
+from lastkey.jobs.command.config import Config, JobSettings
 from lastkey.jobs.store.coverage import read_by
 from lastkey.jobs.store.generations import located_segments
 from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
@@ -62,8 +62,7 @@ def plan_generation(
     archive: Archive | None,
     store: Root,
     archive_uri: str,
-    chunk_bytes: int,
-    task_memory_bytes: int,
+    job: JobSettings,
     current: Checkpoint,
 ) -> GenerationPlan:
     """Return the checks of a generation. `previous`: its parent; None: compare with the archive alone;
@@ -80,7 +79,7 @@ def plan_generation(
     missing_parent, parent = _parent(run, previous, start_before, archived, roots, manifest)
     parent_known = run.parent_run_id is None or run.reset or previous is not None
     return GenerationPlan(
-        side=_plan_side_files(run, segments, archived, settings, store.uri, chunk_bytes),
+        side=_plan_side_files(run, segments, archived, settings, store.uri, job.chunk_bytes),
         manifest=tuple(manifest),
         folder=run.folder,
         log_start_offset=run.log_start_offset,
@@ -108,7 +107,7 @@ def plan_generation(
         parent_gone=missing_parent,
         parent_problem=_unlisted(archive, archived, missing_parent, read_by(current)),
         parent_stays_from=max(start_before, *_taken_until(archived)) if parent_known else MAX_OFFSET,
-        task_memory_bytes=task_memory_bytes,
+        task_memory_bytes=job.task_memory_bytes,
     )
 
 

@@ -22,6 +22,34 @@ from lastkey.udfs.verify.transactions import UNKNOWN, decisions
 
 _BYTES_PER_SLOT = 35
 _LISTED = 20  # records that a row names one by one; the others are counted
+_KINDS = {  # differences: kind -> expected, found
+    "added": ("only records of the generation before", "a record at offset {offset} that is not in it"),
+    "batch": (
+        "each batch with the offsets, producer, sequence and epochs that it had",
+        "others in the batch that ends at offset {offset}",
+    ),
+    "changed": (
+        "every survivor as it was",
+        "the record at offset {offset} with another timestamp, key, value or header",
+    ),
+    "decision": (
+        "each batch committed or aborted as in the generation before",
+        "the batch at offset {offset} decided the other way",
+    ),
+    "erased": ("no record of a key of which any was erased", "the record at offset {offset}"),
+    "expired": ("every record that retention.ms and retention.bytes did not delete", "no record at offset {offset}"),
+    "lost": (
+        "the last committed record of every key",
+        "no record at offset {offset}, which is the last of its key in the generation before",
+    ),
+    "old": ("no record older than retention.ms, as retention.exact says", "one at offset {offset}"),
+    "returned": (
+        "no record of a key whose last one is gone",
+        "an older one than the one at offset {offset}, which deleted it",
+    ),
+    "undecided": ("every record of a transaction whose marker is lost", "no record at offset {offset}"),
+    "unkeyed": ("every record without a key kept", "no record at offset {offset}"),
+}
 
 
 @dataclass(frozen=True)
@@ -56,10 +84,11 @@ class Differences:
         """Number of differences of each kind that have no row."""
         return {kind: n - _LISTED for kind, n in self.counts.items() if n > _LISTED}
 
-    def add(self, kind: str, offsets: np.ndarray, path: str, expected: str, found: str) -> None:
-        """Add a row for each of the first offsets of a kind; only count the others."""
+    def add(self, kind: str, offsets: np.ndarray, path: str, texts: tuple[str, str] | None = None) -> None:
+        """Add a row for each of the first offsets of a kind; only count the others. texts: None: those of the kind."""
         if not len(offsets):
             return
+        expected, found = texts or _KINDS[kind]
         before = self.counts.get(kind, 0)
         self.counts[kind] = before + len(offsets)
         for offset in offsets[: max(_LISTED - before, 0)].tolist():
@@ -67,13 +96,13 @@ class Differences:
                 LogFormatError("readback", path, 0, expected, found.format(offset=offset), base_offset=offset)
             )
 
-    def add_at(self, kind: str, offsets: np.ndarray, side: Side, expected: str, found: str) -> None:
+    def add_at(self, kind: str, offsets: np.ndarray, side: Side) -> None:
         """Add offsets as `add` does, each in the segment of `side` whose range contains it."""
         bases = np.array([s.first_offset for s in side.segments], np.int64)
         at = np.maximum(np.searchsorted(bases, offsets, "right") - 1, 0)
         for i in np.unique(at):
             path = side.segments[i].path if side.segments else ""
-            self.add(kind, offsets[at == i], path, expected, found)
+            self.add(kind, offsets[at == i], path)
 
 
 def compare(
@@ -127,18 +156,13 @@ def _check_erased(
     if len(hashes) != rules.erased:
         path = child.segments[0].path if child.segments else ""
         seen = f"{len(hashes)} from offset {{offset}} on"
-        differences.add("erased", np.zeros(1, np.int64), path, f"{rules.erased} erased records, as the run says", seen)
+        texts = f"{rules.erased} erased records, as the run says", seen
+        differences.add("erased", np.zeros(1, np.int64), path, texts)
     keys = np.unique(hashes.view("u8,u8"))
     for held in blocks(child, secret, max_batch_bytes, soft):
         records = held.records
         same = np.isin(np.stack([records.low, records.high], axis=1).view("u8,u8")[:, 0], keys) & ~records.null_key
-        differences.add(
-            "erased",
-            records.offset[same],
-            held.path,
-            "no record of a key of which any was erased",
-            "the record at offset {offset}",
-        )
+        differences.add("erased", records.offset[same], held.path)
 
 
 def _begin_at(batches: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -160,21 +184,11 @@ def _table(slots: int) -> LastOfKeys:
 def _report_lost(table: LastOfKeys, differences: Differences, child: Side, rules: AllowedDrops) -> None:
     """Report keys that lost their last record; and unless versions decide, those with only an older one."""
     taken = table.offset >= 0
-    differences.add_at(
-        "lost",
-        np.sort(table.offset[taken & ~table.ok]),
-        child,
-        "the last committed record of every key",
-        "no record at offset {offset}, which is the last of its key in the generation before",
-    )
+    differences.add_at("lost", np.sort(table.offset[taken & ~table.ok]), child)
     if rules.by.strategy == "offset":
         readable = table.offset >= rules.readable_from
         differences.add_at(
-            "returned",
-            np.sort(table.offset[taken & readable & table.ok & table.gone & table.left]),
-            child,
-            "no record of a key whose last one is gone",
-            "an older one than the one at offset {offset}, which deleted it",
+            "returned", np.sort(table.offset[taken & readable & table.ok & table.gone & table.left]), child
         )
 
 
@@ -191,13 +205,7 @@ def _compare_transactions(
     if not len(before):
         return
     wrong = (before["base_offset"][at] == data["base_offset"]) & (then[at] != now)
-    differences.add_at(
-        "decision",
-        data["base_offset"][wrong],
-        side,
-        "each batch committed or aborted as in the generation before",
-        "the batch at offset {offset} decided the other way",
-    )
+    differences.add_at("decision", data["base_offset"][wrong], side)
 
 
 @dataclass
@@ -249,13 +257,7 @@ class _Walk:
         if len(block.records.offset):
             same = block.records.offset[row] == offset
             changed = same & (block.records.digest[row] != held.records.digest[:m])
-            self.differences.add(
-                "changed",
-                offset[changed],
-                held.path,
-                "every survivor as it was",
-                "the record at offset {offset} with another timestamp, key, value or header",
-            )
+            self.differences.add("changed", offset[changed], held.path)
             survived[row[same & ~changed]] = True
         if self.rules.exact_until:
             self._report_old(held, m)
@@ -266,31 +268,15 @@ class _Walk:
         self._report_added(held, first, batches)
 
     def _report_added(self, held: Block, records: np.ndarray, batches: np.ndarray) -> None:
-        self.differences.add(
-            "added",
-            held.records.offset[records],
-            held.path,
-            "only records of the generation before",
-            "a record at offset {offset} that is not in it",
-        )
-        self.differences.add(
-            "batch",
-            held.batches["last_offset"][batches],
-            held.path,
-            "each batch with the offsets, producer, sequence and epochs that it had",
-            "others in the batch that ends at offset {offset}",
-        )
+        self.differences.add("added", held.records.offset[records], held.path)
+        self.differences.add("batch", held.batches["last_offset"][batches], held.path)
 
     def _report_old(self, held: Block, m: int) -> None:
         data = (held.batches["attributes"] & CONTROL_MASK) == 0
         time = held.records.timestamp[:m]
         old = data[held.records.batch[:m]] & (time >= 0) & (time < self.rules.oldest_ms)
         self.differences.add(
-            "old",
-            held.records.offset[:m][old & (held.records.offset[:m] < self.rules.exact_until)],
-            held.path,
-            "no record older than retention.ms, as retention.exact says",
-            "one at offset {offset}",
+            "old", held.records.offset[:m][old & (held.records.offset[:m] < self.rules.exact_until)], held.path
         )
 
     def _enter(self, block: Block, survived: np.ndarray, table: LastOfKeys, part: tuple[int, int]) -> bool:
@@ -322,29 +308,13 @@ class _Walk:
             expired |= erased
         if self.rules.every_record:
             self.differences.add(
-                "expired",
-                records.offset[(data | undecided[records.batch]) & ~survived & ~expired],
-                block.path,
-                "every record that retention.ms and retention.bytes did not delete",
-                "no record at offset {offset}",
+                "expired", records.offset[(data | undecided[records.batch]) & ~survived & ~expired], block.path
             )
             return True
         may_go = expired | (records.null_key & (not self.rules.null_keys_stay))
-        self.differences.add(
-            "undecided",
-            records.offset[undecided[records.batch] & ~survived & ~may_go],
-            block.path,
-            "every record of a transaction whose marker is lost",
-            "no record at offset {offset}",
-        )
+        self.differences.add("undecided", records.offset[undecided[records.batch] & ~survived & ~may_go], block.path)
         ok = survived | (records.null_value & past[records.batch]) | expired
         has_room = bool(enter_last(records, np.flatnonzero(data & ~records.null_key), ok, survived, part, table))
         if self.rules.null_keys_stay:
-            self.differences.add(
-                "unkeyed",
-                records.offset[data & records.null_key & ~survived & ~expired],
-                block.path,
-                "every record without a key kept",
-                "no record at offset {offset}",
-            )
+            self.differences.add("unkeyed", records.offset[data & records.null_key & ~survived & ~expired], block.path)
         return has_room

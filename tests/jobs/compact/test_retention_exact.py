@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lastkey.jobs.archive.listing import listed
-from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.config import JobSettings, parse_config
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact.report import CompactReport
@@ -141,7 +141,7 @@ def test_verify_with_other_limits_reports_wrongly_kept_or_removed_records(runs, 
     rows = manifest_segments(state, topic, 0, last)
     [before] = read_manifests(state.root, [history[last - 1].folder]).values()
     current = state.checkpoints()[topic, 0]
-    plan = plan_generation(history[last], rows, before, archive, state.root, uri, 8 << 20, 1 << 30, current)
+    plan = plan_generation(history[last], rows, before, archive, state.root, uri, JobSettings(), current)
     assert not plan.parent_gone
     assert not check_generation(plan).problems
     longer = check_generation(replace(plan, retention_ms=plan.retention_ms + 60_000)).problems
@@ -220,7 +220,7 @@ def test_verify_distinguishes_runs_with_retention_only(now_ms, tmp_path, monkeyp
     archive, state = listed(str(lab.archive)), lab.state()
     rows = manifest_segments(state, "both", 0, 1)
     uri, current = str(lab.archive), state.checkpoints()["both", 0]
-    plan = plan_generation(run, rows, None, archive, state.root, uri, 8 << 20, 1 << 30, current)
+    plan = plan_generation(run, rows, None, archive, state.root, uri, JobSettings(), current)
     assert not plan.parent_gone
     [problem] = check_generation(replace(plan, retention_ms=plan.retention_ms + 1)).problems
     assert problem.expected == "every record that retention.ms and retention.bytes did not delete"

@@ -11,7 +11,7 @@ import pytest
 
 from lastkey.jobs import runs
 from lastkey.jobs.archive.listing import listed
-from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.config import JobSettings, parse_config
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.store_options import RunsOptions
@@ -178,7 +178,7 @@ def test_verify_reports_a_log_start_without_a_reason(lab):
     [run] = state.histories()["t", 0]
     manifest, uri = manifest_segments(state, "t", 0, 1), str(lab.archive)
     current = state.checkpoints()["t", 0]
-    plan = plan_generation(run, manifest, None, archive, state.root, uri, 8 << 20, 1 << 30, current)
+    plan = plan_generation(run, manifest, None, archive, state.root, uri, JobSettings(), current)
     assert not check_generation(plan).problems
     assert check_generation(replace(plan, retention_ms=10**9)).problems
     renamed = tuple(replace(row, reason="log_start") for row in plan.expired)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lastkey.jobs.archive.listing import listed
-from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.config import JobSettings, parse_config
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact.plan_inputs import input_from_generation
@@ -146,8 +146,7 @@ def test_verify_detects_wrongly_removed_segments(runs, topic):
         archive,
         state.root,
         uri,
-        8 << 20,
-        1 << 30,
+        JobSettings(),
         state.checkpoints()[topic, 0],
     )
     assert not plan.parent_gone

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lastkey.jobs.archive.listing import listed
-from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.config import JobSettings, parse_config
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import ReportOptions
@@ -102,8 +102,7 @@ def _under_another_story(lab: Lab) -> None:
             archive,
             state.root,
             str(lab.archive),
-            8 << 20,
-            1 << 30,
+            JobSettings(),
             state.checkpoints()[strategy, 0],
         )
         assert not plan.parent_gone
