@@ -49,6 +49,8 @@ def _checkpoint(
 ) -> Checkpoint:
     """Return a new generation's checkpoint. made_of: the generation that it continues; None: the first, or a reset."""
     reset, run_id = made_of is not before, parse_run_id(r.log.folder)
+    read = {one.base_offset: one for one in (*(made_of.files_read if made_of else ()), *r.log.archived_files)}
+    files = [astuple(read[s.base_offset]) for s in archived.segments if s.base_offset in read]
     return Checkpoint(
         topic=r.topic,
         partition=r.partition,
@@ -61,7 +63,7 @@ def _checkpoint(
         now_ms=start.options.now_ms,
         gaps=json.dumps([astuple(gap) for gap in r.log.gaps]) if r.log.gaps else None,
         chain=made_of.chain if made_of else run_id,
-        archived_files=_files_read(r, archived, made_of),
+        archived_files=json.dumps(files, separators=(",", ":")) if files else None,
         erased=start.erasures.bounds_after(before, archived, r.log.next_offset, reset=reset),
         topic_id=choose_topic_id(archived, before, reset=reset),
         cluster_id=archived.cluster_id or (made_of.cluster_id if made_of else None),
@@ -76,7 +78,6 @@ def _checkpoint(
 def _run_row(
     start: Start, r: PartitionResult, checkpoint: Checkpoint, before: Checkpoint | None, *, reset: bool, engine: str
 ) -> RunRow:
-    """Return the row of the run that made a generation."""
     counters: dict[str, Any] = {name: n for name, n in r.work.counters.items() if name in RunRow.__dataclass_fields__}
     same: dict[str, Any] = {name: getattr(checkpoint, name) for name in _OF_BOTH}
     flags = [name for name, is_set in (("erases", r.log.erases), ("sealed", start.options.sealed)) if is_set]
@@ -104,13 +105,6 @@ def _run_row(
         **same,
         **counters,
     )
-
-
-def _files_read(r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None) -> str | None:
-    """Return the column `archived_files`: what this run has read, and its chain before, of what the archive lists."""
-    read = {one.base_offset: one for one in (*(before.files_read if before else ()), *r.log.archived_files)}
-    there = [read[s.base_offset] for s in archived.segments if s.base_offset in read]
-    return json.dumps([astuple(one) for one in there], separators=(",", ":")) if there else None
 
 
 def _expired(r: PartitionResult, before: Checkpoint | None) -> dict[str, Any]:

@@ -146,7 +146,6 @@ def _finish(start: Start, outcome: Outcome, began: float) -> CompactReport:
 def _report(
     start: Start, outcome: Outcome, archive_needed: list[Needed], lag: dict[str, int] | None = None
 ) -> CompactReport:
-    """Return the report of a run, from its inputs and its outcome."""
     options, listing, archive = start.options, start.listing, start.archive
     return CompactReport(
         archive.root.uri,

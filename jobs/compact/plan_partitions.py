@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.compact.plan_inputs import clean_settings, input_from_archive, input_from_generation, run_context
 from lastkey.jobs.compact.start_outcome import Start, partition_key
@@ -156,8 +155,12 @@ def _listing_problem(start: Start, key: Key, links: Collection[str]) -> Problem 
     """Return why a partition cannot be read at all. links: symbolic links among the store's partition folders."""
     archived, folder = start.archive.partitions[key], partition_folder(*key)
     if folder in links:
-        return _linked(f"{PARTITIONS}/{folder}")
-    held = _held(archived) if start.options.sealed and archived.held_by_broker else None
+        path, expected, hint = f"{PARTITIONS}/{folder}", "a folder of the store", LINKED_FOLDER.hint
+        return Problem("unreadable", path, NO_POSITION, expected, "a symbolic link", hint=hint)
+    held = None
+    if start.options.sealed and archived.held_by_broker:
+        expected, hint = "no writer, because --sealed was given", "leave --sealed out, or stop the broker"
+        held = Problem("unreadable", archived.path, NO_POSITION, expected, "a broker's lock", hint=hint)
     return archived.problem or archived.high_watermark_problem or archived.unread or held
 
 
@@ -220,22 +223,6 @@ def _wish(draft: PartitionPlan, io_budget: int) -> tuple[float, int]:
     return float(older.dead_records[taken].sum() / max(older.records[taken].sum(), 1)), int(cost.sum())
 
 
-def _linked(path: str) -> Problem:
-    found = "a symbolic link"
-    return Problem("unreadable", path, NO_POSITION, "a folder of the store", found, hint=LINKED_FOLDER.hint)
-
-
-def _held(archived: ArchivedPartition) -> Problem:
-    return Problem(
-        "unreadable",
-        archived.path,
-        NO_POSITION,
-        "no writer, because --sealed was given",
-        "a broker's lock",
-        hint="leave --sealed out, or stop the broker",
-    )
-
-
 def _may_expire(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
     """Return whether retention may delete the first segment, as far as is known without reading it."""
     if not plan.policy.settings.has_limit or not plan.input.segments:
@@ -245,7 +232,6 @@ def _may_expire(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
 
 
 def _first_row(plan: PartitionPlan, manifest: Sequence[Segment]) -> Segment | None:
-    """Return the last generation's row of the plan's first segment."""
     first = plan.input.segments[0].first_offset if plan.input.segments else -1
     return next((row for row in manifest if row.base_offset == first), None)
 

@@ -297,7 +297,6 @@ def count_large_partitions(sizes: Sequence[int], cores: int) -> int:
 def _begin_commit(
     start: Start, results: Sequence[PartitionResult], outcome: Outcome, engine: str
 ) -> Future[float] | None:
-    """Begin the commit of a wave; None: there are no rows to commit."""
     cleaned = [r for r in results if r.status == "cleaned"]
     if not cleaned or start.options.dry_run or outcome.conflict:
         return None

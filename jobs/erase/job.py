@@ -120,7 +120,6 @@ def _vacuum(state: State, remains: Remains) -> VacuumReport | None:
 
 
 def _as_compaction(options: EraseOptions, state: State, now_ms: int) -> CompactOptions:
-    """Return the options of the run that erases."""
     archives = sorted({normal_uri(row.archive_uri) for row in state.checkpoints().values()})
     if not archives:
         raise MissingPathError(path=state.root.uri, expected="a generation to erase from", found="none")

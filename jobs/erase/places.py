@@ -172,7 +172,6 @@ def _as_table(file: SearchFile) -> SearchFile:
 def _add_segment_file(
     places: Places, file: SearchFile, paths: set[str], generations: _Generations, config: Config, topics: TopicFilter
 ) -> None:
-    """Add a file below `segments/`."""
     parts = file.path.split("/")
     parsed = names.parse_partition_folder(parts[1])
     run = parse_run_folder(parts[2]) if len(parts) == 4 else None
@@ -204,7 +203,6 @@ def _add_segment_file(
 
 
 def _add_table_file(places: Places, file: SearchFile, generations: _Generations) -> None:
-    """Add a file below `state/`."""
     parts = file.path.split("/")
     table, name, of_log = parts[1], parts[-1], "_delta_log" in parts
     is_checksum = name.startswith(".") and name.endswith(".crc")  # Hadoop's, of the file beside it

@@ -77,6 +77,8 @@ def plan_generation(
     segments = located_segments(run, manifest, roots)
     start_before = _start_before(run, previous, current)
     missing_parent, parent = _parent(run, previous, start_before, archived, roots, manifest)
+    starts = _log_starts(archived)
+    cleaned = archived.cleaner_checkpoint if archived is not None else 0  # its own broker cleaned below
     parent_known = run.parent_run_id is None or run.reset or previous is not None
     return GenerationPlan(
         side=_plan_side_files(run, segments, archived, settings, store.uri, job.chunk_bytes),
@@ -101,12 +103,12 @@ def plan_generation(
         ),
         erased=run.dropped_erased if erases else -1,
         expired=tuple(run.went),
-        log_start_known=max(start_before, *_log_starts(archived)) if archived is not None else run.log_start_offset,
+        log_start_known=max(start_before, *starts) if archived is not None else run.log_start_offset,
         parent=parent,
         parent_log_start_offset=start_before,
         parent_gone=missing_parent,
         parent_problem=_unlisted(archive, archived, missing_parent, read_by(current)),
-        parent_stays_from=max(start_before, *_taken_until(archived)) if parent_known else MAX_OFFSET,
+        parent_stays_from=max(start_before, cleaned or 0, *starts) if parent_known else MAX_OFFSET,
         task_memory_bytes=job.task_memory_bytes,
     )
 
@@ -119,7 +121,6 @@ def _plan_side_files(
     store_uri: str,
     chunk_bytes: int,
 ) -> CheckPlan:
-    """Return the checks of a generation's side files."""
     bases = [s.base_offset for s in segments if s.base_offset > run.log_start_offset]
     return CheckPlan(
         topic=run.topic,
@@ -153,14 +154,11 @@ def _start_before(run: RunRow, previous: Commit | None, current: Checkpoint) -> 
     return min(current.expired_until, run.log_start_offset, *first)
 
 
-def _log_starts(archived: ArchivedPartition) -> tuple[int, int]:
+def _log_starts(archived: ArchivedPartition | None) -> tuple[int, int]:
     """Return the log start by checkpoint, and by the first segment: a checkpoint names none that is there."""
+    if archived is None:
+        return 0, 0
     return archived.log_start_checkpoint or 0, archived.segments[0].base_offset if archived.segments else 0
-
-
-def _taken_until(archived: ArchivedPartition | None) -> tuple[int, ...]:
-    """Return the offsets below which the archive's own broker has cleaned or deleted."""
-    return (archived.cleaner_checkpoint or 0, *_log_starts(archived)) if archived is not None else (0,)
 
 
 def _unlisted(
@@ -202,7 +200,7 @@ def _began_at(run: RunRow, archived: ArchivedPartition | None, start_before: int
     """
     if not run.expired:
         return run.log_start_offset
-    by_checkpoint, by_segment = _log_starts(archived) if archived is not None else (0, 0)
+    by_checkpoint, by_segment = _log_starts(archived)
     known = [start_before, by_checkpoint, by_segment if run.parent_run_id is None or run.reset else 0]
     return max(start for start in known if start <= run.log_start_offset)
 

@@ -203,12 +203,10 @@ class _KeysBehind:
 
 
 def _neighbours(numbers: Sequence[int]) -> list[list[int]]:
-    """Return runs of consecutive numbers."""
     return [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda one: one[1] - one[0])]
 
 
 def _groups(plan: PartitionPlan, analysis: Analysis, numbers: Sequence[int]) -> list[range]:
-    """Return the groups, of consecutive sources, that become one segment each."""
     if not numbers:
         return []
     groups = group_segments(plan, [analysis.sources[n] for n in numbers], analysis.source_end(numbers[-1]))

@@ -373,7 +373,6 @@ def _rewrite(of: LargePartition, rows: pa.Table) -> RewrittenGroup:
 def _write_survivors(
     of: LargePartition, group: Segment, numbers: range, survivors: Survivors
 ) -> tuple[list[Segment], Tally]:
-    """Write the segments of a group and read them back."""
     plan, tally, buffer = of.plan, Tally(), chunk_buffer(of.plan)
     verdicts_of = survivors.verdicts if of.rules.oldest_ms < 0 else None
     reader, folder = Pass(survivors.mark, plan.loader(None), buffer, tally, verdicts_of), of.folder or own_folder(plan)

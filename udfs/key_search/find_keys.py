@@ -65,13 +65,16 @@ def search_table(keys: KeySet, hidden: KeySet | None, file: SearchFile, findings
             )
         except (pa.ArrowException, OSError, ValueError) as error:
             raise LogFormatError("side_file", file.shown, 0, "a Parquet file", str(error).splitlines()[0]) from error
-    if searched and keys.n_short:
-        findings.problem(
-            Problem(
-                "side_file", file.shown, 0, f"keys of {LEAST_TEXT_KEY} bytes or more", f"{keys.n_short} shorter ones"
-            ),
-            f"columns {', '.join(searched)} were not searched for short keys, which stand in any text",
-        )
+    if searched:
+        note = f"columns {', '.join(searched)} were not searched for short keys, which stand in any text"
+        _note_short(keys, file, findings, note)
+
+
+def _note_short(keys: KeySet, file: SearchFile, findings: Found, note: str) -> None:
+    if keys.n_short:
+        expected = f"keys of {LEAST_TEXT_KEY} bytes or more"
+        problem = Problem("side_file", file.shown, 0, expected, f"{keys.n_short} shorter ones")
+        findings.problem(problem, note)
 
 
 def search_partition(keys: KeySet, path: str, findings: Found) -> None:
@@ -259,7 +262,6 @@ def search_files(
 
 
 def _sha256(file: SearchFile) -> str:
-    """Return the SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
     with opened(cached_root(file.root), file.path) as stream:
         check_size(stream, file)
@@ -303,9 +305,6 @@ class _Search:
         with opened(cached_root(file.root), file.path) as stream:
             check_size(stream, file)
             search_bytes(self.keys, make_reader(stream, file.shown), 0, file.size, self.found)
-        if self.keys.n_short and file.size:
-            expected = f"keys of {LEAST_TEXT_KEY} bytes or more"
-            problem = Problem("side_file", file.shown, 0, expected, f"{self.keys.n_short} shorter ones")
-            self.found.problem(
-                problem, "not searched for these: they are too short to be distinguished from other bytes"
-            )
+        if file.size:
+            note = "not searched for these: they are too short to be distinguished from other bytes"
+            _note_short(self.keys, file, self.found, note)

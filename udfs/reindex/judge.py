@@ -147,7 +147,6 @@ class _Entries:
 def _judge(
     file: SideBytes | None, rebuilt: bytes, max_bytes: int, entries: _Entries, ends_early: bool = False
 ) -> Verdict:
-    """Return the verdict on a file."""
     entry_size, bad, beyond = entries.size, entries.bad, entries.beyond
     if file is None:
         return Verdict("missing", expected=f"{len(rebuilt)} bytes", found="no such file")

@@ -95,7 +95,10 @@ def settle(target: Target, place: SideFilePlace, verdict: Verdict, data: bytes) 
         return place.report("same", verdict, len(data)), 0
     try:
         if target.mode == "output":
-            _write_new(open_root(target.output_uri), place, data)
+            root, path = open_root(target.output_uri), f"{place.folder}/{place.name}"
+            write_file(root, path, data)
+            step("side file written")
+            _check_written(root, path, data)
         else:
             replace_file(open_root(target.archive_uri), place, data)
     except OSError as error:
@@ -130,13 +133,6 @@ def remove_leftovers(root: Root, folder: str) -> int:
     for path in left:
         path.unlink()
     return len(left)
-
-
-def _write_new(root: Root, place: SideFilePlace, data: bytes) -> None:
-    path = f"{place.folder}/{place.name}"
-    write_file(root, path, data)
-    step("side file written")
-    _check_written(root, path, data)
 
 
 def replace_file(root: Root, place: SideFilePlace, data: bytes) -> None:

@@ -141,9 +141,12 @@ def write_generation(plan: PartitionPlan, done: Cleaned) -> PartitionResult:
         notes += note
     elif plan.policy.settings.retention_bytes >= 0 and any(s.codecs not in ("", "none") for s in cleaned):
         notes += (f"{plan.name}: retention.bytes goes by estimated sizes in a dry run",)
+    clean_end = analysis.cleanable.first_uncleanable_offset
+    if not analysis.cleans:
+        clean_end = first_dirty_offset(plan.input.first_dirty_offset, log_start, analysis.log_end_offset)
     log = CleanedLog(
         folder=plan.run.folder,
-        first_dirty_offset=max(_clean_end(plan, analysis), log_start),
+        first_dirty_offset=max(clean_end, log_start),
         log_start_offset=log_start,
         next_offset=analysis.log_end_offset,
         last_batch=analysis.last_batch,
@@ -189,13 +192,6 @@ def _write_beside(
     step("generation written")
     flush_whole(store, plan.run.folder)
     return segments, note
-
-
-def _clean_end(plan: PartitionPlan, analysis: Analysis) -> int:
-    """Return the offset below which all is clean after the run."""
-    if analysis.cleans:
-        return analysis.cleanable.first_uncleanable_offset
-    return first_dirty_offset(plan.input.first_dirty_offset, plan.input.log_start_offset, analysis.log_end_offset)
 
 
 def _count_work(done: Cleaned, written: Sequence[Segment], bytes_after: int) -> Work:

@@ -46,7 +46,6 @@ from lastkey.udfs.compact.scan.transactions import (
     undecided_batches,
     with_index_entries,
 )
-from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.segments import TXN_BATCH, LastBatch, SegmentScan, new_segment, read_side_file
 
 
@@ -120,7 +119,8 @@ def analyse(
     sealed = plan.run.sealed and len(scans) == len(plan.input.segments) and not scans[-1].reached_end_offset
     by_rule = expired(plan, collect_times(scans), sealed)
     nothing = not (due or plan.is_due_anyway or any(by_rule.values()))
-    stays = _retention_held_back(plan, scans, sum(by_rule.values()), log_end if sealed else scans[-1].first_offset)
+    first, active = sum(by_rule.values()), log_end if sealed else scans[-1].first_offset
+    stays = retention_held_back(plan, collect_times(scans), [s.path for s in scans], first=first, active=active)
     held_back += stays
     notes += [str(one) for one in stays if one.in_future and not (nothing or due)]
     dirty = cleaner.first_dirty_offset(plan.input.first_dirty_offset, plan.input.log_start_offset, log_end)
@@ -156,16 +156,6 @@ def analyse(
         affected=affected,
         replaced=frozenset(numbers),
     )
-
-
-def _retention_held_back(
-    plan: PartitionPlan, scans: Sequence[SegmentScan], first: int, active: int
-) -> tuple[HeldBack, ...]:
-    """Return the rules by which retention leaves the segments from number `first` on, if the policy asks for any."""
-    settings = plan.policy.settings
-    if plan.policy.erasing is not None or (settings.compacts and not settings.has_limit):
-        return ()
-    return retention_held_back(plan, collect_times(scans), [s.path for s in scans], first=first, active=active)
 
 
 def group_segments(plan: PartitionPlan, scans: Sequence[SegmentScan], end_offset: int) -> list[range]:

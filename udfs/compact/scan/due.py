@@ -196,6 +196,8 @@ def retention_held_back(
     active: base of the active segment, or the log end.
     """
     settings, bases = plan.policy.settings, segments.base_offset
+    if plan.policy.erasing is not None or (settings.compacts and not settings.has_limit):
+        return ()  # no retention is asked for
     if not settings.has_limit:
         return (HeldBack("no_retention"),)
     if first >= len(bases) or bases[first] >= active:

@@ -156,7 +156,6 @@ _OF_ROW: Final = {
 
 
 def _packed(scan: SegmentScan) -> bytes:
-    """Return a scan as numpy's .npz."""
     plain = {name: getattr(scan.segment, _OF_ROW[name]) if name in _OF_ROW else getattr(scan, name) for name in _PLAIN}
     plain |= {name: list(vars(plain[name]).values()) for name in ("last_batch", "marked_batch")}
     out = io.BytesIO()

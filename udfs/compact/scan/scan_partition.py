@@ -162,7 +162,6 @@ def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
 
 
 def _last_batch_before(plan: PartitionPlan, segment: Segment, buffer: ChunkBuffer) -> LastBatch:
-    """Return the last batch of a segment before the end of the last generation."""
     return scan_segment(segment, plan.policy.settings, buffer, mark=plan.input.generation.next_offset).marked_batch
 
 
