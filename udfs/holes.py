@@ -24,7 +24,7 @@ A hole is a gap anywhere if a file shows that records existed: an index without 
 after the end of its log. The same holds after the last segment, where a producer snapshot is evidence too. It also
 holds below the first segment, where the first leader epoch shows where the log began.
 
-Compaction (`udfs.compact.scan.scan_partition`) and all readers of an archive share this rule. `udfs.verify.gaps` has
+Compaction (`udfs.compact.scan.scan_partition`) and all readers of an archive share this rule. `udfs.verify` has
 code of its own for it, and tests compare the two. A reader checks only the holes within the wanted offsets. It sees a
 segment's end anyway; it reads the headers above a hole only if the checkpoint does not explain the hole.
 """

@@ -36,8 +36,7 @@ from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.groups import groups
-from lastkey.udfs.key_search.findings import SearchFile
-from lastkey.udfs.key_search.list_files import list_files
+from lastkey.udfs.key_search.findings import SearchFile, list_files
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root
 

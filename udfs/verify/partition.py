@@ -32,9 +32,8 @@ from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch, SideFile
 from lastkey.udfs.storage import file_size, log_file, open_root, read_file
-from lastkey.udfs.verify.batch_order import Epochs, Placed, Producers
+from lastkey.udfs.verify.batch_order import Epochs, Placed, Producers, Thinned, gap_problems
 from lastkey.udfs.verify.findings import CheckedSegment, CheckPlan, CheckResult, Findings, make_result
-from lastkey.udfs.verify.gaps import Thinned, gap_problems
 from lastkey.udfs.verify.indexes import Expected, IndexCheck, IndexFile
 from lastkey.udfs.verify.transactions import (
     TXN_ROW,

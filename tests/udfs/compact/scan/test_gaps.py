@@ -29,8 +29,8 @@ from lastkey.udfs.holes import thinned_offset
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import SideFile
 from lastkey.udfs.storage import open_root
+from lastkey.udfs.verify.batch_order import Thinned, gap_problems
 from lastkey.udfs.verify.findings import CheckPlan
-from lastkey.udfs.verify.gaps import Thinned, gap_problems
 from tests.builders.archives import borders
 from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, SEGMENTS, Partition, batch_at, build
 from tests.builders.logs import write_partition
