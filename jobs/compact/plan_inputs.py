@@ -407,24 +407,15 @@ def _bounds_after(bounds: Bounds, topic_id: str | None, next_offset: int, new: s
 
 
 def _no_topic_id(given: PartitionInput) -> Problem:
-    return Problem(
-        "erased",
-        f"{given.name}/{PARTITION_METADATA}",
-        NO_POSITION,
-        "a topic id: the topic was made again, and keys were erased up to another offset of each log",
-        "none",
-        hint="bring the file back: it is unknown which records of these keys came after the erasure",
-    )
+    path = f"{given.name}/{PARTITION_METADATA}"
+    expected = "a topic id: the topic was made again, and keys were erased up to another offset of each log"
+    hint = "bring the file back: it is unknown which records of these keys came after the erasure"
+    return Problem("erased", path, NO_POSITION, expected, "none", hint=hint)
 
 
 def _no_key(given: PartitionInput, bounds: Mapping[str, int]) -> Problem:
     erasure, until = max(bounds.items(), key=lambda one: one[1])
     read = "a log that was not searched for its keys since" if until == MAX_OFFSET else f"offsets below {until} again"
-    return Problem(
-        "erased",
-        given.name,
-        NO_POSITION,
-        f"--hmac-key, the key of erasure {erasure}, for this run reads {read}",
-        "none",
-        hint="give the file that erase was given: without it, records that were erased would come back",
-    )
+    expected = f"--hmac-key, the key of erasure {erasure}, for this run reads {read}"
+    hint = "give the file that erase was given: without it, records that were erased would come back"
+    return Problem("erased", given.name, NO_POSITION, expected, "none", hint=hint)

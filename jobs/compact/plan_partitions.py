@@ -108,14 +108,8 @@ def begins_anew(start: Start, key: Key, problem: Problem | None) -> bool:
 def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionResult]]:
     """Return the plans of the partitions that may be due by the listing, and results for the others."""
     options = start.options
-    run = run_context(
-        options.config,
-        start.state.root.uri,
-        options.now_ms,
-        sealed=options.sealed,
-        force=options.force,
-        dry_run=options.dry_run,
-    )
+    flags = {name: getattr(options, name) for name in ("sealed", "force", "dry_run")}
+    run = run_context(options.config, start.state.root.uri, options.now_ms, **flags)
     links = links_in(start.state.root, PARTITIONS)
     drafts, plans, results = list[PartitionPlan](), list[PartitionPlan](), list[PartitionResult]()
     for key in sorted(start.archive.partitions):

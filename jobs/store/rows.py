@@ -392,19 +392,9 @@ def checkpoint_schema() -> pa.Schema:
     For a partition without a generation `generation` is 0 and the rest of it null.
     """
     partition_state = [f for f in arrow_schema(PartitionState) if f.name not in ("topic", "partition")]
-    return pa.schema(
-        [
-            *arrow_schema(Checkpoint),
-            pa.field(
-                "segments",
-                pa.list_(
-                    pa.struct([pa.field(name, _arrow_type(name, hint)) for name, hint in SEGMENT_COLUMNS.items()])
-                ),
-                metadata={"lastkey.format": str(FORMAT)},
-            ),
-            pa.field("partition_state", pa.struct(partition_state)),
-        ]
-    )
+    segment = pa.struct([pa.field(name, _arrow_type(name, hint)) for name, hint in SEGMENT_COLUMNS.items()])
+    segments = pa.field("segments", pa.list_(segment), metadata={"lastkey.format": str(FORMAT)})
+    return pa.schema([*arrow_schema(Checkpoint), segments, pa.field("partition_state", pa.struct(partition_state))])
 
 
 def to_checkpoints(commits: Iterable[Commit]) -> pa.Table:

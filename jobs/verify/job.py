@@ -166,19 +166,8 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
                 f"{key[0]}-{key[1]}: generation {run.generation_after} started over (--reset); compared with the "
                 f"archive that it was made from, not with generation {run.generation_before}"
             )
-        uri = _choose_archive(options, run)
-        plans.append(
-            plan_generation(
-                run,
-                manifests[key],
-                parents.get(commits[key].parent),
-                archives[uri],
-                store,
-                uri,
-                options.config.job,
-                checkpoints[key],
-            )
-        )
+        uri, previous, row = _choose_archive(options, run), parents.get(commits[key].parent), checkpoints[key]
+        plans.append(plan_generation(run, manifests[key], previous, archives[uri], store, uri, options.config.job, row))
     at = time.perf_counter()
     sizes = [sum(s.size_bytes for s in p.side.segments) + sum(s.size_bytes for s in p.parent) for p in plans]
     progress.start("verify", sum(sizes), BYTES)

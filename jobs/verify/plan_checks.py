@@ -183,15 +183,9 @@ def _lost_beginning(archived: ArchivedPartition, read: Ranges) -> Problem | None
     first = archived.segments[0].base_offset
     if max(begins, traces.log_start) >= first or not without([(begins, first)], read):
         return None
-    return Problem(
-        "gap",
-        epochs,
-        NO_POSITION,
-        f"a segment at offset {begins}, where the first leader epoch begins",
-        f"the first one at {first}",
-        hint="a file is missing: a broker that deletes the beginning of a log moves its first leader epoch too",
-        state="gap",
-    )
+    expected, found = f"a segment at offset {begins}, where the first leader epoch begins", f"the first one at {first}"
+    hint = "a file is missing: a broker that deletes the beginning of a log moves its first leader epoch too"
+    return Problem("gap", epochs, NO_POSITION, expected, found, hint=hint, state="gap")
 
 
 def _began_at(run: RunRow, archived: ArchivedPartition | None, start_before: int) -> int:

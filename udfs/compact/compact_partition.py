@@ -176,13 +176,8 @@ def finish(plan: PartitionPlan, cleaned: Cleaned, clock: Clock) -> PartitionResu
     """Write the generation's other files; return the result. LogFormatError: null keys, if null_keys is "fail"."""
     n_null_keys = cleaned.tally["null_keys"]
     if n_null_keys and plan.policy.settings.null_keys == "fail":
-        raise LogFormatError(
-            "null_key",
-            plan.name,
-            NO_POSITION,
-            "a key in every record",
-            f"{n_null_keys} records without one",
-            hint="compaction would drop them: --set null.keys=keep or drop, or leave this topic out",
-        )
+        expected, found = "a key in every record", f"{n_null_keys} records without one"
+        hint = "compaction would drop them: --set null.keys=keep or drop, or leave this topic out"
+        raise LogFormatError("null_key", plan.name, NO_POSITION, expected, found, hint=hint)
     with clock.phase("write"):
         return write_generation(plan, cleaned)

@@ -178,13 +178,9 @@ def scan(
         bytes_read += chunk.bytes_read
     tail = reader.tail
     if tail.torn_bytes and next_base_offset is not None:
-        raise LogFormatError(
-            "torn_tail",
-            path,
-            tail.position,
-            "whole batches up to the end of the file, because another segment follows",
-            f"{tail.torn_bytes} bytes that are not a whole batch",
-        )
+        expected = "whole batches up to the end of the file, because another segment follows"
+        found = f"{tail.torn_bytes} bytes that are not a whole batch"
+        raise LogFormatError("torn_tail", path, tail.position, expected, found)
     return SegmentOutcome(
         base,
         path,

@@ -247,16 +247,8 @@ def _compare_with_parent(plan: GenerationPlan, findings: Findings) -> int:
             s.path: largest if largest >= 0 else s.mtime_ms for s, (*_, largest) in zip(plan.parent, sizes, strict=True)
         },
     )
-    differences = compare(
-        parent,
-        child,
-        rows,
-        findings.transactions,
-        rules,
-        side.max_batch_bytes,
-        plan.task_memory_bytes,
-        sum(n for _, n, _ in sizes),
-    )
+    most, memory, n_records = side.max_batch_bytes, plan.task_memory_bytes, sum(n for _, n, _ in sizes)
+    differences = compare(parent, child, rows, findings.transactions, rules, most, memory, n_records)
     for error in differences.problems:
         findings.add(error)
     findings.notes += [f"{side.name}: {n} more rows of this kind: {kind}" for kind, n in differences.unlisted.items()]

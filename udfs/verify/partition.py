@@ -187,15 +187,8 @@ def _check_tail(walk: LogWalk, active: bool, findings: Findings) -> None:
     if active:
         findings.notes.append(f"{walk.path}: the last {walk.torn_bytes} bytes are {what}; the log ends before them")
     else:
-        findings.add(
-            LogFormatError(
-                "torn_tail",
-                walk.path,
-                walk.end_position,
-                "whole batches up to the end of the file",
-                f"{walk.torn_bytes} bytes that are {what}",
-            )
-        )
+        expected, found = "whole batches up to the end of the file", f"{walk.torn_bytes} bytes that are {what}"
+        findings.add(LogFormatError("torn_tail", walk.path, walk.end_position, expected, found))
 
 
 def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, findings: Findings) -> None:
@@ -306,14 +299,9 @@ def _check_snapshot(file: SideFile, opened: np.ndarray) -> None:
     wrong = (entries["last_offset"] >= file.offset) | (entries["current_txn_first_offset"] >= file.offset)
     if wrong.any():
         entry = entries[wrong][0]
-        raise LogFormatError(
-            "side_file",
-            file.path,
-            0,
-            f"offsets below {file.offset}, as its name says",
-            f"{max(int(entry['last_offset']), int(entry['current_txn_first_offset']))} of producer "
-            f"{int(entry['producer_id'])}",
-        )
+        largest = max(int(entry["last_offset"]), int(entry["current_txn_first_offset"]))
+        found = f"{largest} of producer {int(entry['producer_id'])}"
+        raise LogFormatError("side_file", file.path, 0, f"offsets below {file.offset}, as its name says", found)
     check_snapshot(entries, file.path, opened)
 
 
@@ -329,15 +317,8 @@ def _check_text_files(plan: CheckPlan, findings: Findings) -> None:
         ("high watermark", plan.high_watermark),
     ):  # fmt: skip
         if offset is not None and offset > end:
-            findings.add(
-                LogFormatError(
-                    "side_file",
-                    plan.name,
-                    NO_POSITION,
-                    f"a checkpoint of the {what} of at most {end}, the log end",
-                    str(offset),
-                )
-            )
+            expected = f"a checkpoint of the {what} of at most {end}, the log end"
+            findings.add(LogFormatError("side_file", plan.name, NO_POSITION, expected, str(offset)))
 
 
 def check_log_directory(uri: str, path: str) -> tuple[int, list[Problem]]:

@@ -123,14 +123,8 @@ class LogWalk:
         if later is None and not fits:
             self.torn_bytes = left
             return None
-        error = LogFormatError(
-            "length",
-            self.path,
-            position,
-            f"a batch that ends before byte {later or self.size}",
-            f"{size} bytes",
-            base_offset=max(base, -1),
-        )
+        expected, found = f"a batch that ends before byte {later or self.size}", f"{size} bytes"
+        error = LogFormatError("length", self.path, position, expected, found, base_offset=max(base, -1))
         return self._continue_after(error, position, later)
 
     def _add_too_large(self, batches: np.ndarray) -> None:

@@ -277,14 +277,9 @@ def check_versions(plan: PartitionPlan, highest: int, any_keys: bool) -> None:
     """Raise LogFormatError if no record has the version header: compaction would silently decide by offset."""
     settings = plan.policy.settings
     if settings.compaction_strategy == "header" and any_keys and highest <= NO_VERSION:
-        raise LogFormatError(
-            "version",
-            plan.name,
-            NO_POSITION,
-            f"a header {settings.compaction_strategy_header!r} of eight bytes, not negative, in some record",
-            "none",
-            hint="compaction.strategy.header names it: without one, offsets alone would decide",
-        )
+        expected = f"a header {settings.compaction_strategy_header!r} of eight bytes, not negative, in some record"
+        hint = "compaction.strategy.header names it: without one, offsets alone would decide"
+        raise LogFormatError("version", plan.name, NO_POSITION, expected, "none", hint=hint)
 
 
 class ErasedKeys:

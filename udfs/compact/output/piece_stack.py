@@ -161,11 +161,5 @@ def _not_as_pushed(piece: _Waiting, sources: Sequence[SegmentScan], found: int) 
     kind, path, position = "readback", _SPILL, piece.place
     if piece.place < 0:
         kind, path, position = "changed", sources[piece.source].path, piece.position
-    return LogFormatError(
-        kind,
-        path,
-        position,
-        f"{piece.size} bytes with CRC-32C {piece.checksum:#010x}, as before",
-        f"{found:#010x}",
-        hint=CHANGED_HINT,
-    )
+    expected = f"{piece.size} bytes with CRC-32C {piece.checksum:#010x}, as before"
+    return LogFormatError(kind, path, position, expected, f"{found:#010x}", hint=CHANGED_HINT)

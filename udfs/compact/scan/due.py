@@ -249,16 +249,10 @@ def not_due(
     plan: PartitionPlan, first_dirty: int, next_offset: int, cleanable: CleanableRange, held_back: tuple[HeldBack, ...]
 ) -> PartitionResult:
     """Return the result of a partition that has no work to do now."""
-    return PartitionResult(
-        plan.input.topic,
-        plan.input.partition,
-        "not_due",
-        cleanable=replace(cleanable, first_dirty_offset=first_dirty),
-        log=CleanedLog(
-            first_dirty_offset=first_dirty, log_start_offset=plan.input.log_start_offset, next_offset=next_offset
-        ),
-        held_back=held_back,
-    )
+    topic, partition, start = plan.input.topic, plan.input.partition, plan.input.log_start_offset
+    log = CleanedLog(first_dirty_offset=first_dirty, log_start_offset=start, next_offset=next_offset)
+    cleanable = replace(cleanable, first_dirty_offset=first_dirty)
+    return PartitionResult(topic, partition, "not_due", cleanable=cleanable, log=log, held_back=held_back)
 
 
 def unread_result(plan: PartitionPlan, segments: SegmentTimes) -> PartitionResult:

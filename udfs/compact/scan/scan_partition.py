@@ -122,17 +122,12 @@ def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[s
             continue
         last = i + 1 == len(plan.input.segments)
         if not last or plan.run.sealed:
-            raise LogFormatError(
-                "torn_tail",
-                plan.input.segments[i].path,
-                scan.end_position,
-                "whole batches up to the end of the file",
-                f"{scan.torn_bytes} bytes that are not a whole batch",
-                hint="" if not last else "a sealed archive should end cleanly; without --sealed the log ends there",
-            )
+            expected = "whole batches up to the end of the file"
+            found = f"{scan.torn_bytes} bytes that are not a whole batch"
+            hint = "" if not last else "a sealed archive should end cleanly; without --sealed the log ends there"
+            raise LogFormatError("torn_tail", scan.path, scan.end_position, expected, found, hint=hint)
         notes.append(
-            f"{plan.input.segments[i].path}: torn tail, the last {scan.torn_bytes} bytes are not a whole batch; "
-            "the log ends before them"
+            f"{scan.path}: torn tail, the last {scan.torn_bytes} bytes are not a whole batch; the log ends before them"
         )
 
 
@@ -143,16 +138,12 @@ def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
         ("first dirty offset", plan.cleaned_until),
     ):
         if offset > log_end:
-            raise LogFormatError(
-                "side_file",
-                plan.name,
-                NO_POSITION,
-                f"a {what} of at most {log_end}, the log end",
-                f"{offset} in its checkpoint",
-                state="diverged",
-                hint="the log was replaced, or is incomplete: restore what belongs to it, or --reset to begin at "
-                "its first segment",
+            expected, found = f"a {what} of at most {log_end}, the log end", f"{offset} in its checkpoint"
+            hint = (
+                "the log was replaced, or is incomplete: restore what belongs to it, or --reset to begin at its first "
+                "segment"
             )
+            raise LogFormatError("side_file", plan.name, NO_POSITION, expected, found, state="diverged", hint=hint)
 
 
 def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:

@@ -190,15 +190,9 @@ def _check_no_more(path: str, named: NamedBytes, batches: np.ndarray) -> None:
 
 
 def _another_copy(path: str, position: int, expected: str, found: str) -> Problem:
-    return Problem(
-        "changed",
-        path,
-        position,
-        f"{expected}, as in the last generation, from which keys were erased",
-        found,
-        state="diverged",
-        hint="another copy may hold what was erased: --reset with --hmac-key reads the archive again without it",
-    )
+    expected = f"{expected}, as in the last generation, from which keys were erased"
+    hint = "another copy may hold what was erased: --reset with --hmac-key reads the archive again without it"
+    return Problem("changed", path, position, expected, found, state="diverged", hint=hint)
 
 
 def _above(file: Any, path: str, size: int, tail: Tail) -> int:
@@ -290,14 +284,9 @@ def read_again(file: Any, path: str, chunk: ScannedChunk, out: np.ndarray) -> No
     read_exactly(file, path, chunk.position, out)
     found = crc32c_extend(chunk.before, out)
     if found != chunk.checksum:
-        raise LogFormatError(
-            "changed",
-            path,
-            _first_bad(out, chunk.position),
-            f"CRC-32C {chunk.checksum:#010x} up to byte {chunk.position + chunk.size}, as first read",
-            f"{found:#010x} when read again",
-            hint=CHANGED_HINT,
-        )
+        expected = f"CRC-32C {chunk.checksum:#010x} up to byte {chunk.position + chunk.size}, as first read"
+        again, position = f"{found:#010x} when read again", _first_bad(out, chunk.position)
+        raise LogFormatError("changed", path, position, expected, again, hint=CHANGED_HINT)
 
 
 def _first_bad(raw: np.ndarray, position: int) -> int:
