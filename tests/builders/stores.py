@@ -150,6 +150,9 @@ class StoreMaker:
         (folder / segment_file(end, "snapshot")).write_bytes(b"snapshot")
         (folder / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
         (folder / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
+        beside = {p.name: google_crc32c.value(p.read_bytes()) for p in folder.iterdir() if p.suffix != ".log"}
+        segments = [dataclasses.replace(s, side_files=None) for s in segments]
+        segments[-1:] = [dataclasses.replace(s, side_files=json.dumps(beside)) for s in segments[-1:]]
         facts = {"log_start_offset": start, "next_offset": end, "archive_uri": str(self.archive)}
         before = self.state.checkpoints().get((topic, partition))
         parent = before.run_id if before else None
