@@ -214,12 +214,15 @@ class _Producers:
         if not len(owned) or self.problem is not None:
             return
         try:
-            found = summarize(owned, self.path)
-            aborts = found.markers[found.markers["aborted"]]  # no file needs the markers that commit
-            self.summary = merge(self.summary, ProducerSummary(found.producers, aborts), self.path)
+            self.summary = merge(self.summary, only_aborts(summarize(owned, self.path)), self.path)
         except LogFormatError as error:
             self.problem = Problem.of(error)
         rows = transaction_rows(owned[(owned["attributes"] & CONTROL_MASK) != 0])
         previous, self.last_markers = previous_markers(rows, self.last_markers)
         self.aborts.append(rows[rows["marker"] == CONTROL_ABORT])
         self.previous.append(previous[rows["marker"] == CONTROL_ABORT])
+
+
+def only_aborts(summary: ProducerSummary) -> ProducerSummary:
+    """Return the summary without the markers that commit: no file needs those."""
+    return ProducerSummary(summary.producers, summary.markers[summary.markers["aborted"]])

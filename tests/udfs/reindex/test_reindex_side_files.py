@@ -14,7 +14,7 @@ from lastkey.logformat.layout import BATCH
 from lastkey.logformat.side_files import producer_snapshot, transaction_index
 from lastkey.logformat.side_files.producer_state import summarize
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.reindex.segment import SegmentOutcome, _only_aborts
+from lastkey.udfs.reindex.segment import SegmentOutcome, only_aborts
 from lastkey.udfs.reindex.side_files import SideFilesPlan, reindex_side_files
 from lastkey.udfs.reindex.write import Target
 from tests.builders.producers import logs
@@ -35,7 +35,7 @@ def outcome(base, batches, bad):
     first = int(batches["base_offset"][0]) if len(batches) else -1
     return SegmentOutcome(
         base, f"{base}.log", n_batches=len(batches), first_offset=first, last_offset=last,
-        producers=_only_aborts(summarize(batches)),
+        producers=only_aborts(summarize(batches)),
     )  # fmt: skip
 
 
