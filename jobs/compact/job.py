@@ -334,16 +334,12 @@ def _check_something_is_selected(
     check_holds_partitions(archive)
     check_topics(options.topics, archive.topics, archive.root.uri)
     if archive.topics and len(not_compacted) == len(archive.topics):
-        raise UsageError(
-            message="; ".join(
-                (
-                    f"{archive.root.uri}: no partition of a compacted topic in the archive",
-                    *unmatched,
-                    'set "cleanup.policy" = "compact" for a topic in --config FILE, or give --topics GLOB '
-                    f"--cleanup-policy compact; there are {abbreviate_names(sorted(archive.topics))}",
-                )
-            )
+        none = f"{archive.root.uri}: no partition of a compacted topic in the archive"
+        advice = (
+            'set "cleanup.policy" = "compact" for a topic in --config FILE, or give --topics GLOB --cleanup-policy '
+            f"compact; there are {abbreviate_names(sorted(archive.topics))}"
         )
+        raise UsageError(message="; ".join((none, *unmatched, advice)))
 
 
 def _settings(options: CompactOptions, topic: str) -> TopicSettings:

@@ -18,21 +18,18 @@ from lastkey.udfs.storage import Root, make_folder, put_if_absent
 READABLE: Final = "commits and checkpoints that delta-rs can read"
 
 
-def delta_uri(root: Root, path: str) -> str:
-    """Return the URI of a table below a root for delta-rs."""
-    base = f"file://{quote(root.base)}" if root.is_local else delta_place(root.filesystem.bucket, root.base)[0]
-    return f"{base}/{path}"
-
-
-def storage_options(root: Root) -> dict[str, str] | None:
-    """Return the options that delta-rs needs beside those in the environment."""
-    return None if root.is_local else delta_place(root.filesystem.bucket, root.base)[1]
+def table_at(root: Root, path: str, version: int | None = None) -> DeltaTable:
+    """Open the table at a path below a root (None: its newest version) with delta-rs."""
+    base, options = f"file://{quote(root.base)}", None
+    if not root.is_local:
+        base, options = delta_place(root.filesystem.bucket, root.base)
+    return DeltaTable(f"{base}/{path}", version, storage_options=options)
 
 
 def open_table(root: Root, name: str, version: int | None = None) -> DeltaTable:
     """Open a table (None: its newest version) with delta-rs. Raise DAMAGED_TABLE if delta-rs panics."""
     try:
-        return DeltaTable(delta_uri(root, f"state/{name}"), version, storage_options=storage_options(root))
+        return table_at(root, f"state/{name}", version)
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # raised at a damaged checkpoint; cannot be imported
             raise

@@ -93,11 +93,6 @@ def killed_row(lease: Lease) -> JobRow:
         started_ms=lease.since_ms,
         ended_ms=lease.mtime_ns // 1_000_000,  # last renewal
         exit_code=None,
-        user="",
         host=lease.host,
         pid=lease.pid,
-        application="",
-        version="",
-        error="",
-        figures="{}",
     )

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from delta.exceptions import DeltaConcurrentModificationException
-from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from lastkey.jobs.errors import ConflictError
-from lastkey.jobs.store.delta import delta_uri, storage_options
+from lastkey.jobs.store.delta import table_at
 from lastkey.jobs.store.minutes import set_conf
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.export.write_files import TOMBSTONE  # rows to merge whose key is removed
@@ -64,7 +63,7 @@ class Changed:
 def read_table_offsets(root: Root, topic: str) -> TableOffsets | Problem:
     """Return the offsets of a topic's table; an empty TableOffsets if there is none; a Problem if they are unknown."""
     try:
-        table = DeltaTable(delta_uri(root, topic), storage_options=storage_options(root))
+        table = table_at(root, topic)
     except TableNotFoundError:
         return TableOffsets()
     for commit in table.history():  # the newest first

@@ -236,13 +236,13 @@ class JobRow:
     started_ms: int  # by the host's clock
     ended_ms: int
     exit_code: int | None  # None: killed
-    user: str
-    host: str
-    pid: int
-    application: str  # Spark's; "": no Spark
-    version: str  # version of Lastkey
-    error: str  # one line; "": it ended with a report
-    figures: str  # JSON: amounts by name, and counts by state or kind
+    user: str = ""
+    host: str = ""
+    pid: int = 0
+    application: str = ""  # Spark's; "": no Spark
+    version: str = ""  # version of Lastkey
+    error: str = ""  # one line; "": it ended with a report
+    figures: str = "{}"  # JSON: amounts by name, and counts by state or kind
 
     @property
     def amounts(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ So an entry that is not as rebuilt is judged by its use, while the log is walked
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,24 +116,18 @@ class IndexCheck:
         self.base_offset = base_offset
         self.offset_file, self.time_file = offset_file, time_file
         self.problems: list[LogFormatError] = []
-        self.offsets = np.empty(0, offset_index.ENTRY)
-        self.times = np.empty(0, time_index.ENTRY)
-        if offset_file.data is not None:
-            self.offsets = self._read(offset_index, offset_file.data, offset_file.path)
-        if time_file.data is not None:
-            self.times = self._read(time_index, time_file.data, time_file.path)
+        self.offsets = self._read(offset_index.read, _OFFSET_SIZE, offset_file)
+        self.times = self._read(time_index.read, _TIME_SIZE, time_file)
         self.builder: IndexBuilder | None = builder
         self._entries = EntryCheck(base_offset, self.offsets, self.times)
 
-    def _read(self, kind: object, data: bytes, path: str) -> np.ndarray:
-        entry = _OFFSET_SIZE if kind is offset_index else _TIME_SIZE
-        module = offset_index if kind is offset_index else time_index
+    def _read(self, read: Callable[[bytes, int, str], np.ndarray], entry_size: int, file: IndexFile) -> np.ndarray:
+        data = file.data or b""
         try:
-            entries: np.ndarray = module.read(data, self.base_offset, path)
+            return read(data, self.base_offset, file.path)
         except LogFormatError as error:
             self.problems.append(error)
-            entries = module.read(data[: len(data) - len(data) % entry], self.base_offset, path)
-        return entries
+            return read(data[: len(data) - len(data) % entry_size], self.base_offset, file.path)
 
     @property
     def positions(self) -> np.ndarray:
@@ -190,43 +185,38 @@ class IndexCheck:
 
     def _illegal(self, kind: str, path: str, active: bool, damaged: bool) -> bool:
         """Report entries that mislead a look-up; return True if there are none."""
-        before = len(self.problems)
-        seen = self._entries
+        before, seen = len(self.problems), self._entries
+        e = self.offsets if kind == "offset" else self.times
+        beyond = (e["offset"] > seen.last_offset) & (not damaged)
         if kind == "offset":
-            e = self.offsets
-            self._report(path, _OFFSET_SIZE, falls(e["offset"]), "offsets that rise", e["offset"])
-            self._report(path, _OFFSET_SIZE, falls(e["position"]), "positions that rise", e["position"])
-            if not damaged:
-                self._report(path, _OFFSET_SIZE, ~seen.seen_offset, "a position inside the log", e["position"])
             wrong = (seen.wrong_offset | seen.before_batch) & seen.seen_offset  # before_batch misleads no look-up, but
             # it alone shows a damaged base offset, which no checksum covers
-            self._report(path, _OFFSET_SIZE, wrong, "a batch that begins there and ends at the offset", e["position"])
-            if not damaged:
-                self._report(
-                    path, _OFFSET_SIZE, e["offset"] > seen.last_offset, f"offsets up to {seen.last_offset}", e["offset"]
-                )
+            rules = [
+                (falls(e["offset"]), "offsets that rise", e["offset"]),
+                (falls(e["position"]), "positions that rise", e["position"]),
+                (~seen.seen_offset & (not damaged), "a position inside the log", e["position"]),
+                (wrong, "a batch that begins there and ends at the offset", e["position"]),
+            ]
         else:
-            e = self.times
-            self._report(path, _TIME_SIZE, falls(e["timestamp"]), "timestamps that rise", e["timestamp"])
-            self._report(path, _TIME_SIZE, falls(e["offset"], may_stay=True), "offsets that rise", e["offset"])
-            self._report(path, _TIME_SIZE, e["offset"] < self.base_offset, "an offset in the segment", e["offset"])
-            if not damaged:
-                wrong = seen.wrong_time
-                self._report(path, _TIME_SIZE, wrong, "no equal or later timestamp before its offset", e["timestamp"])
-                self._report(
-                    path, _TIME_SIZE, e["offset"] > seen.last_offset, f"offsets up to {seen.last_offset}", e["offset"]
-                )
+            wrong = seen.wrong_time & (not damaged)
+            rules = [
+                (falls(e["timestamp"]), "timestamps that rise", e["timestamp"]),
+                (falls(e["offset"], may_stay=True), "offsets that rise", e["offset"]),
+                (e["offset"] < self.base_offset, "an offset in the segment", e["offset"]),
+                (wrong, "no equal or later timestamp before its offset", e["timestamp"]),
+            ]
+        size = _OFFSET_SIZE if kind == "offset" else _TIME_SIZE
+        for wrong, expected, values in (*rules, (beyond, f"offsets up to {seen.last_offset}", e["offset"])):
+            for n in np.flatnonzero(wrong)[:1].tolist():
+                more = np.count_nonzero(wrong) - 1
+                found = f"{int(values[n])} (and {more} more entries)" if more else f"{int(values[n])}"
+                self._add(path, n * size, expected, found)
+        if kind == "time" and not damaged:
             largest = int(e["timestamp"][-1]) if len(e) else -1
-            if not damaged and (largest > seen.max_timestamp or (not active and largest != seen.max_timestamp)):
+            if largest > seen.max_timestamp or (not active and largest != seen.max_timestamp):
                 expected = f"{seen.max_timestamp}, the largest timestamp, in the last entry"
                 self._add(path, max(len(e) - 1, 0) * _TIME_SIZE, expected, f"{largest}")
         return len(self.problems) == before
-
-    def _report(self, path: str, entry_size: int, wrong: np.ndarray, expected: str, values: np.ndarray) -> None:
-        rows = np.flatnonzero(wrong)
-        if len(rows):
-            more = f" (and {len(rows) - 1} more entries)" if len(rows) > 1 else ""
-            self._add(path, int(rows[0]) * entry_size, expected, f"{int(values[rows[0]])}{more}")
 
     def _add(self, path: str, position: int, expected: str, found: str) -> None:
         self.problems.append(LogFormatError("index", path, position, expected, found))
