@@ -70,7 +70,7 @@ class AnswerFile:
     size: int  # 0: an earlier audit wrote it
     rows: int
     summary: Any
-    more: Any = None  # what the driver needs beside the rows
+    more: Any = None  # facts for the driver beside the rows
 
 
 def answer(asked: Asked, bounds: tuple[int, int]) -> AnswerFile:

@@ -374,7 +374,7 @@ class Figures(NamedTuple):
     """Figures that a report shows."""
 
     groups: list[dict[str, Any]]  # rows of GROUP_FIGURES, by place
-    worst: pa.Table  # of each place
+    worst: pa.Table  # rows of each place
     late: int
 
 

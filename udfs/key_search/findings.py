@@ -129,7 +129,7 @@ _FINDINGS: Final = pa.schema(
     [
         pa.field("key", pa.int32(), nullable=False),
         pa.field("file", pa.int32(), nullable=False),
-        pa.field("position", pa.int64()),  # of the batch in a log, of the bytes elsewhere; null: none
+        pa.field("position", pa.int64()),  # position of the batch in a log, of the bytes elsewhere; null: none
         pa.field("offset", pa.int64()),
         pa.field("timestamp_ms", pa.int64()),
         pa.field("tombstone", pa.bool_()),
