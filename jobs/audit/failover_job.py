@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,22 +12,27 @@ from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 
+from lastkey.jobs.audit.audit import MOST
 from lastkey.jobs.audit.coordinators import committed_in, list_coordinators
-from lastkey.jobs.audit.offset_files import encode_offsets, read_offsets
-from lastkey.jobs.audit.pairs import PairAudit
+from lastkey.jobs.audit.pairs import PairAudit, first_unread, unread
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import AuditedLogs, list_source
-from lastkey.jobs.audit.translate_offsets import TranslatedOffset, translate_offsets
+from lastkey.jobs.audit.translate_offsets import KnownLogs, TranslatedOffset, decide
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import Card, TextTable, count, counted, moment
 from lastkey.jobs.command.store_options import AuditFailoverOptions
 from lastkey.jobs.command.whole_file import PLAN, checked_output, write_page
-from lastkey.jobs.errors import UnknownNameError, UsageError
+from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
+from lastkey.jobs.store.paths import AUDIT_PAIRS, table_folder
 from lastkey.jobs.topics import Key, TopicFilter
+from lastkey.logformat.errors import LogFormatError
+from lastkey.udfs.audit.answers import AnswerFile, Asked, write_rows
 from lastkey.udfs.audit.committed import CHECKPOINT_TOPICS, MirrorCheckpoint, read_checkpoints
-from lastkey.udfs.audit.failover import LOST_ROW
+from lastkey.udfs.audit.failover import LOST_ROW, FailoverQuestion
+from lastkey.udfs.audit.pairs import PAIRS
 from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.storage import delete_folder, exists, normal_uri, open_root, read_file
 
 _SUMS = ("undelivered", "lost", "superseded", "read", "again", "not_of_a", "passed_over")
 LostRow = Annotated[dict[str, Any], LOST_ROW]
@@ -127,9 +135,7 @@ class FailoverAudit(PairAudit[AuditFailoverOptions, FailoverReport]):
     def ask(self) -> None:
         """Fill the report, and write the results."""
         options, report = self.options, self.report
-        answers, lost = translate_offsets(self, self._committed())
-        report.partitions = answers
-        report.lost = report.show_keys(lost)
+        answers = report.partitions = self._answers(self._committed())
         total = {name: sum(getattr(one, name) for one in answers) for name in _SUMS}
         report.summary = {
             "group": options.group, "partitions": len(answers), **total,
@@ -150,7 +156,40 @@ class FailoverAudit(PairAudit[AuditFailoverOptions, FailoverReport]):
         ]
         self._compare_checkpoints()
         if self._plan is not None:
-            write_page(self._plan, encode_offsets(answers), PLAN)
+            write_page(self._plan, _encode_offsets(answers), PLAN)
+
+    def _answers(self, committed: Mapping[Key, int]) -> list[TranslatedOffset]:
+        """Return the offset for each partition of A that the group read; write them, and the lost records."""
+        options, pair, root = self.options, self.pair, self.state.root
+        in_a, in_b = unread(pair, self.found)
+        topics = {topic for topic, _ in committed} or pair.topics
+        parts = {unit: of for unit, of in self.parts_by_unit(pair.sides).items() if unit[0] in topics}
+        b_unread = {unit: first_unread(part for side, part in parts.get(unit, ()) if side) for unit in in_b}
+        known = KnownLogs(committed, in_a, b_unread, pair.in_b)
+        extra = {
+            unit: [committed.get(unit), unit in in_a, b_unread.get(unit), options.ignore_timestamps]
+            for unit in sorted({*parts, *committed})
+        }
+        source = f"{pair.result}, group {options.group}"
+        folder = f"{table_folder(AUDIT_PAIRS)}/states/{uuid.uuid4().hex}"
+        question = FailoverQuestion(source, options.group, committed, options.ignore_timestamps, MOST, root.uri, folder)
+
+        def decided(asked: Asked, fresh: Sequence[AnswerFile]) -> list[AnswerFile]:
+            if not asked.fingerprints:
+                return []
+            answers = decide(self.workers, root.uri, asked.sides.units, [one.more for one in fresh], known)
+            return [
+                write_rows(asked, pa.Table.from_pylist([one.to_row(source, options.group) for one in answers], PAIRS))
+            ]
+
+        try:
+            tables, _ = self.answer(AUDIT_PAIRS, question, parts, extra, decided)
+        finally:
+            if exists(root, folder):
+                delete_folder(root, folder)
+        self.report.lost = self.report.show_keys(tables["lost"].to_pylist())
+        rows = tables["partitions"].sort_by([("topic", "ascending"), ("partition", "ascending")]).to_pylist()
+        return [TranslatedOffset.from_row(row, known) for row in rows]
 
     def _committed(self) -> dict[Key, int]:
         """Return the group's offsets in A's topics that are compared; name what is not known of them."""
@@ -210,3 +249,43 @@ def _opinion(one: TranslatedOffset, theirs: MirrorCheckpoint) -> CheckpointOpini
     return CheckpointOpinion(
         one.topic, one.partition, theirs.topic, theirs.offset, theirs.upstream_offset, skipped, answer
     )
+
+
+# -- files of offsets
+
+
+def read_offsets(file: str, group: str) -> dict[Key, int]:
+    """Return a group's offsets by topic and partition from a file as `kafka-consumer-groups --reset-offsets --dry-run
+    --export` writes it: `topic,partition,offset`, with the group as first column if there are several groups. Raise
+    UsageError that names a malformed line.
+    """
+    uri = normal_uri(file)
+    folder, _, name = uri.rpartition("/")
+    try:
+        text = read_file(open_root(folder or "/"), name).decode()
+    except LogFormatError as error:
+        raise MissingPathError(path=uri, expected="a file of offsets", found=error.found) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(message=f"{uri}: expected UTF-8, found {error}") from None
+    found: dict[Key, int] = {}
+    for number, row in enumerate(csv.reader(io.StringIO(text)), start=1):
+        if not row:
+            continue
+        *of, topic, partition, offset = row if len(row) in (3, 4) else ["", "", ""]
+        if not topic or not partition.isdecimal() or not offset.isdecimal():
+            expected = "[group,]topic,partition,offset"
+            raise UsageError(message=f"{uri}: line {number}: expected {expected}, found {','.join(row)!r}")
+        if of and of[0] != group:
+            continue
+        if (topic, int(partition)) in found:
+            raise UsageError(message=f"{uri}: line {number}: {topic}-{partition} appears twice")
+        found[topic, int(partition)] = int(offset)
+    return found
+
+
+def _encode_offsets(answers: Sequence[TranslatedOffset]) -> bytes:
+    """Return the file that sets a group's offsets in B, by `--reset-offsets --from-file FILE --execute`."""
+    out = io.StringIO()
+    rows = ((one.b_topic, one.partition, one.offset) for one in answers if one.offset is not None)
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue().encode()

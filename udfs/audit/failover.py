@@ -39,7 +39,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lastkey.udfs.audit.failover_kernels import (
-    COUNTED,
     DELIVERED,
     FIGURES,
     LEAST,
@@ -71,9 +70,12 @@ _STATES: Final = pa.schema(
 )
 # Nearly all offsets and times differ: a dictionary of them takes longer than the rest of writing
 _WRITTEN: Final[dict[str, Any]] = {"compression": "lz4", "use_dictionary": ["unit"], "write_statistics": ["unit"]}
+READ: Final = ("read", "again", "not_of_a", "passed_over")
+BEHIND: Final = (*READ, "again_from_ms", "again_to_ms")
 _LARGEST: Final = np.iinfo(np.int64).max
+_LEAST, _MOST = (*LEAST, "again_from_ms"), (*MOST, "again_to_ms")
 Summary = dict[str, pa.Table]  # "partitions": PAIRS; "lost": LOST_ROW
-Figures = Ints  # int64[units, FIGURES]; the largest number in LEAST, and ~ of it in MOST: none
+Figures = Ints  # int64[units, names]; the largest number in LEAST, and ~ of it in MOST: none
 
 
 @dataclass(frozen=True)
@@ -159,22 +161,23 @@ def _state_rows(records: Records, matches: Matches, states: NDArray[np.int8], ne
     return make_table(len(chosen), dict(zip(_STATES.names, columns, strict=True)), _STATES)
 
 
-def _no_figures(n_units: int) -> Figures:
-    none = [0] * len(COUNTED) + [_LARGEST] * len(LEAST) + [~_LARGEST] * len(MOST)
+def _no_figures(n_units: int, names: Sequence[str] = FIGURES) -> Figures:
+    none = [_LARGEST if name in _LEAST else ~_LARGEST if name in _MOST else 0 for name in names]
     return np.tile(np.array(none, np.int64), (n_units, 1))
 
 
-def add_figures(all_: Sequence[Figures]) -> Figures:
-    """Return the figures of all ranges together."""
-    ways = [np.add] * len(COUNTED) + [np.minimum] * len(LEAST) + [np.maximum] * len(MOST)
+def add_figures(all_: Sequence[Figures], names: Sequence[str] = FIGURES) -> Figures:
+    """Return the figures of all ranges, or files, together."""
+    ways = [np.minimum if name in _LEAST else np.maximum if name in _MOST else np.add for name in names]
     stacked = np.stack(all_)
     return np.column_stack([way.reduce(stacked[:, :, i]) for i, way in enumerate(ways)])
 
 
-def unit_figures(figures: Figures, unit: int) -> dict[str, int | None]:
-    """Return the figures of a unit by name; None: none."""
-    row = dict(zip(FIGURES, figures[unit].tolist(), strict=True))
-    return {name: None if name not in COUNTED and n in (_LARGEST, ~_LARGEST) else n for name, n in row.items()}
+def named_figures(figures: Figures) -> list[dict[str, Any]]:
+    """Return FIGURES of each unit by name; None: none."""
+    none = {**dict.fromkeys(LEAST, _LARGEST), **dict.fromkeys(MOST, ~_LARGEST)}
+    rows = (zip(FIGURES, row, strict=True) for row in figures.tolist())
+    return [{name: None if n == none.get(name) else n for name, n in row} for row in rows]
 
 
 @dataclass(frozen=True)
@@ -230,9 +233,6 @@ def _unit_states(root: str, path: str, unit: int) -> pa.Table:
     return rows.filter(pc.field("unit") == unit)
 
 
-READ: Final = ("read", "again", "not_of_a", "passed_over")
-
-
 def first_at(root: str, from_ms: Sequence[int | None], path: str) -> Ints:
     """Return int64[units]: the first offset of B in a file of states with a timestamp of at least from_ms, where that
     is given.
@@ -246,9 +246,9 @@ def first_at(root: str, from_ms: Sequence[int | None], path: str) -> Ints:
     return out
 
 
-def behind(root: str, offsets: Sequence[int], path: str) -> tuple[dict[str, Ints], Ints, Ints]:
-    """Return READ of each unit, int64[units], and the earliest and latest time of what is read again. offsets: at which
-    a consumer continues in B, by unit; NONE: nowhere.
+def behind(root: str, offsets: Sequence[int], path: str) -> Figures:
+    """Return BEHIND of each unit: what a consumer reads, and the earliest and latest time of what it reads again.
+    offsets: at which it continues in B, by unit; NONE: nowhere.
     """
     unit, offset, time, state = _b_states(root, path)
     begin = np.array(offsets, np.int64)
@@ -256,11 +256,12 @@ def behind(root: str, offsets: Sequence[int], path: str) -> tuple[dict[str, Ints
     read = there & (offset >= begin[unit])
     again = read & ((state == DELIVERED) | (state == REPEATED))
     which = read, again, read & (state == UNMATCHED), there & ~read & (state == UNMATCHED)
-    counts = {name: np.bincount(unit[one], minlength=len(begin)) for name, one in zip(READ, which, strict=True)}
-    earliest, latest = np.full(len(begin), _LARGEST), np.full(len(begin), ~_LARGEST)
-    np.minimum.at(earliest, unit[again], time[again])
-    np.maximum.at(latest, unit[again], time[again])
-    return counts, earliest, latest
+    out = _no_figures(len(begin), BEHIND)
+    for i, rows in enumerate(which):
+        out[:, i] = np.bincount(unit[rows], minlength=len(begin))
+    np.minimum.at(out[:, -2], unit[again], time[again])
+    np.maximum.at(out[:, -1], unit[again], time[again])
+    return out
 
 
 def _b_states(root: str, path: str) -> tuple[NDArray[np.int32], Ints, Ints, NDArray[np.int8]]:

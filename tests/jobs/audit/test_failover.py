@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from lastkey.jobs.audit.failover_job import FailoverReport, run
+from lastkey.jobs.audit.failover_job import FailoverReport, read_offsets, run
 from lastkey.jobs.audit.mirror_job import run as run_mirror
-from lastkey.jobs.audit.offset_files import read_offsets
 from lastkey.jobs.command.kinds import audit_side
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.store_options import AuditFailoverOptions, AuditMirrorOptions
