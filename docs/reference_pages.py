@@ -28,7 +28,7 @@ from lastkey.jobs.store import audits, paths, rows
 from lastkey.udfs.audit.delivery import DELIVERIES
 from lastkey.udfs.audit.entries import ENTRIES
 from lastkey.udfs.audit.keys import AUDIT_KEYS
-from lastkey.udfs.audit.pairs import PAIRS
+from lastkey.udfs.audit.tables import PAIRS
 from lastkey.udfs.lookup.minutes import TIME_INDEX_ROWS
 
 ROOT: Final = Path(__file__).resolve().parent.parent

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
@@ -37,6 +39,7 @@ from lastkey.jobs.topics import Key
 from lastkey.udfs.audit.answers import AnswerFile, Asked, Fingerprints, Question, answer, fingerprints_in, keep
 from lastkey.udfs.audit.entries import Cuts
 from lastkey.udfs.audit.runs import ALL_PARTITIONS, Shown, Sides, Unit, ranges
+from lastkey.udfs.storage import delete_folder, exists
 
 MOST: Final = 20  # rows of a table of the report; the tables of the store have all
 _FEW_BYTES: Final = 256 << 20  # size of logs for which the JVM starts only briefly
@@ -112,6 +115,16 @@ class Audit(ABC, Generic[O, R]):
         return report
 
     # -- answers
+
+    @contextmanager
+    def work_folder(self, table: str, name: str) -> Iterator[str]:
+        """Yield a new folder below a table's, for files that tasks pass on; delete it in the end."""
+        root, folder = self.state.root, f"{table_folder(table)}/{name}-{uuid.uuid4().hex}"
+        try:
+            yield folder
+        finally:
+            if exists(root, folder):
+                delete_folder(root, folder)
 
     def parts_by_unit(self, sides: Sequence[Side], spread: Collection[str] = ()) -> dict[Unit, list[Part]]:
         """Return what the sources show of each unit. spread: topics that are compared as a whole."""

@@ -6,7 +6,6 @@ Committed offsets come from the coordinators' own topics (coordinators.py), or d
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -25,7 +24,7 @@ from lastkey.jobs.command.store_options import AuditDeliveryOptions
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.history import job_rows
-from lastkey.jobs.store.paths import AUDIT_DELIVERIES, table_folder
+from lastkey.jobs.store.paths import AUDIT_DELIVERIES
 from lastkey.jobs.topics import Key
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.udfs.audit.committed import Committed
@@ -41,7 +40,7 @@ from lastkey.udfs.audit.delivery import (
     write_told,
 )
 from lastkey.udfs.audit.entries import Cuts
-from lastkey.udfs.storage import delete_folder, exists, normal_uri
+from lastkey.udfs.storage import normal_uri
 
 _TREND: Final = 10  # earlier audits in the report
 GroupRow = Annotated[dict[str, Any], GROUP_FIGURES]
@@ -165,11 +164,10 @@ class DeliveryAudit(Audit[AuditDeliveryOptions, DeliveryReport]):
     def ask(self) -> None:
         """Fill the report, and write the results."""
         options, report, (name,) = self.options, self.report, self.report.sources
-        folder = f"{table_folder(AUDIT_DELIVERIES)}/told-{uuid.uuid4().hex}"
         parts = self.parts_by_unit([(name, None)])
         told: tuple[str, ...] = ()
         positions: Mapping[Key, Sequence[Position]]
-        try:
+        with self.work_folder(AUDIT_DELIVERIES, "told") as folder:
             if options.deliveries is None:
                 positions = self._positions()
             else:
@@ -183,9 +181,6 @@ class DeliveryAudit(Audit[AuditDeliveryOptions, DeliveryReport]):
             extra = {unit: [asdict(one), options.hide_keys, folder if told else ""] for unit, one in units.items()}
             question = DeliveryQuestion(name, units, MOST, options.max_age_ms, told)
             figures, without = self.answer(AUDIT_DELIVERIES, question, parts, extra)
-        finally:
-            if exists(self.state.root, folder):
-                delete_folder(self.state.root, folder)
         if sum(without):
             report.notes.append(
                 f"{counted(sum(without), 'row')} of {options.deliveries}: no record with this key is left"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,15 +23,15 @@ from lastkey.jobs.command.reporting import Card, TextTable, count, counted, mome
 from lastkey.jobs.command.store_options import AuditFailoverOptions
 from lastkey.jobs.command.whole_file import PLAN, checked_output, write_page
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
-from lastkey.jobs.store.paths import AUDIT_PAIRS, table_folder
+from lastkey.jobs.store.paths import AUDIT_PAIRS
 from lastkey.jobs.topics import Key, TopicFilter
 from lastkey.logformat.errors import LogFormatError
 from lastkey.udfs.audit.answers import AnswerFile, Asked, write_rows
 from lastkey.udfs.audit.committed import CHECKPOINT_TOPICS, MirrorCheckpoint, read_checkpoints
 from lastkey.udfs.audit.failover import LOST_ROW, FailoverQuestion
-from lastkey.udfs.audit.pairs import PAIRS
+from lastkey.udfs.audit.tables import PAIRS
 from lastkey.udfs.data_source.pieces import SourcePartition
-from lastkey.udfs.storage import delete_folder, exists, normal_uri, open_root, read_file
+from lastkey.udfs.storage import normal_uri, open_root, read_file
 
 _SUMS = ("undelivered", "lost", "superseded", "read", "again", "not_of_a", "passed_over")
 LostRow = Annotated[dict[str, Any], LOST_ROW]
@@ -160,7 +159,7 @@ class FailoverAudit(PairAudit[AuditFailoverOptions, FailoverReport]):
 
     def _answers(self, committed: Mapping[Key, int]) -> list[TranslatedOffset]:
         """Return the offset for each partition of A that the group read; write them, and the lost records."""
-        options, pair, root = self.options, self.pair, self.state.root
+        options, pair = self.options, self.pair
         in_a, in_b = unread(pair, self.found)
         topics = {topic for topic, _ in committed} or pair.topics
         parts = {unit: of for unit, of in self.parts_by_unit(pair.sides).items() if unit[0] in topics}
@@ -171,22 +170,18 @@ class FailoverAudit(PairAudit[AuditFailoverOptions, FailoverReport]):
             for unit in sorted({*parts, *committed})
         }
         source = f"{pair.result}, group {options.group}"
-        folder = f"{table_folder(AUDIT_PAIRS)}/states/{uuid.uuid4().hex}"
-        question = FailoverQuestion(source, options.group, committed, options.ignore_timestamps, MOST, root.uri, folder)
 
         def decided(asked: Asked, fresh: Sequence[AnswerFile]) -> list[AnswerFile]:
             if not asked.fingerprints:
                 return []
-            answers = decide(self.workers, root.uri, asked.sides.units, [one.more for one in fresh], known)
-            return [
-                write_rows(asked, pa.Table.from_pylist([one.to_row(source, options.group) for one in answers], PAIRS))
-            ]
+            answers = decide(self.workers, asked.sides.root, asked.sides.units, [one.more for one in fresh], known)
+            rows = [one.to_row(source, options.group) for one in answers]
+            return [write_rows(asked, pa.Table.from_pylist(rows, PAIRS))]
 
-        try:
+        with self.work_folder(AUDIT_PAIRS, "states") as folder:
+            flags = options.ignore_timestamps, MOST, self.state.root.uri, folder
+            question = FailoverQuestion(source, options.group, committed, *flags)
             tables, _ = self.answer(AUDIT_PAIRS, question, parts, extra, decided)
-        finally:
-            if exists(root, folder):
-                delete_folder(root, folder)
         self.report.lost = self.report.show_keys(tables["lost"].to_pylist())
         rows = tables["partitions"].sort_by([("topic", "ascending"), ("partition", "ascending")]).to_pylist()
         return [TranslatedOffset.from_row(row, known) for row in rows]

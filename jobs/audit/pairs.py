@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from lastkey.jobs.audit.audit import Audit, R, Side
-from lastkey.jobs.audit.known_reads import NO_PROBLEMS
-from lastkey.jobs.audit.records import Gathered, ReadRange
+from lastkey.jobs.audit.records import NO_PROBLEMS, Gathered, ReadRange
 from lastkey.jobs.audit.sources import AuditedLogs, list_source
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.parse import Rename

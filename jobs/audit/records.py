@@ -2,9 +2,12 @@
 
 A stretch of a log that was read counts as long as its file has the same size and time. If the file has grown, and the
 last batch that was read is still there, only what came after it is read. So a nightly audit reads what is new; and a
-segment that several generations share, or a generation and the archive, is read once. `jobs.audit.known_reads` decides
-which reads count. A read counts as a whole: all of its records are in the offsets that the source shows. Reads whose
-versions were added up (`udfs.audit.entries`) count together, if no cut of this audit is between them.
+segment that several generations share, or a generation and the archive, is read once. A read counts as a whole: all of
+its records are in the offsets that the source shows. Reads whose versions were added up (`udfs.audit.entries`) count
+together, if no cut of this audit is between them.
+
+A read that failed because of another file, a permission or a setting does not count: each audit repeats it, even if the
+file does not change. Nor does one with a gap after it, which may be filled by now, beyond its last batch.
 """
 
 from __future__ import annotations
@@ -12,13 +15,12 @@ from __future__ import annotations
 import json
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
-from lastkey.jobs.audit.known_reads import NO_PROBLEMS, absent_reads, doubled, replaced, that_count
 from lastkey.jobs.audit.sources import AuditedLogs
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
@@ -29,15 +31,18 @@ from lastkey.jobs.store.paths import AUDIT_ENTRIES, table_folder
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.audit.entries import Cuts, FileRead, Group, ReadTask, Secret, StretchRead, read_task
+from lastkey.udfs.audit.entries import Cuts, FileRead, Group, ReadTask, Secret, StretchRead, batch_end, read_task
 from lastkey.udfs.data_source.pieces import Piece, Range, Wanted, listed_logs
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import ListedLog
+from lastkey.udfs.storage import absent, open_root
 
 _TASK_BYTES: Final = 128 << 20
 _MOST_BYTES: Final = 4 << 30  # bytes that are read again if one of their segments changes
 _WHOLE: Final = 1 << 62  # a segment is one stretch
+NO_PROBLEMS: Final = "[]"
+_OF_BYTES: Final = frozenset({"crc", "codec", "compressed", "varint", "record", "count"})  # damage in the file
 Place = tuple[str, str, int]  # source, topic, partition
 
 
@@ -149,7 +154,7 @@ def _plan(plan: _ReadPlan, found: Gathered, source: AuditedLogs, asked: ReadSett
         there = []
         for piece, listed in pieces:
             known = plan.known[piece.root, piece.path]
-            alike = that_count([read for read in known if _is_alike(read, asked, cuts, n_partitions)], listed)
+            alike = _that_count([read for read in known if _is_alike(read, asked, cuts, n_partitions)], listed)
             there.append((piece, listed, sorted(alike, key=lambda read: (read.start_offset, -read.end_offset))))
         refused = set[int]()
         cover = _cover(plan, source.name, there, refused)
@@ -293,8 +298,8 @@ def _commit(state: State, plan: _ReadPlan, found: Gathered, files: Sequence[File
     for read in sorted((part.read for part in found.parts), key=lambda read: -read.end_offset):
         used[read.read_id] = read  # sources may know other sizes of a file: what counts for all of them
     new = [read for read_id, read in used.items() if read_id in plan.unread]
-    gone = plan.lost | replaced(plan.reads, new, used.keys()) | doubled(plan.reads, used)
-    gone |= absent_reads(plan.reads, plan.listed)
+    gone = plan.lost | _replaced(plan.reads, new, used.keys()) | _doubled(plan.reads, used)
+    gone |= _absent_reads(plan.reads, plan.listed)
     torn = {read.entries_id for read in plan.reads if read.read_id in gone and read.cuts != APART and read.file}
     gone |= {read.read_id for read in plan.reads if read.entries_id in torn}
     cut = [used[read.read_id] for read in plan.reads if used.get(read.read_id, read) != read] if new else []
@@ -320,3 +325,59 @@ def _counting(problems: Sequence[Problem], topic: str, asked: ReadSettings) -> l
     """Return the problems that count: gaps are always looked for, because what was read may serve either way."""
     accepts = asked.config.topic_settings(topic).gaps == "accept"
     return [problem for problem in problems if not (accepts and problem.kind == "gap")]
+
+
+# -- what earlier audits read
+
+
+def _that_count(reads: Sequence[AuditRead], listed: Segment) -> list[AuditRead]:
+    """Return a file's reads that are valid for its current state, each limited to its valid offsets."""
+    same = [read for read in reads if (read.size_bytes, read.mtime_ms) == (listed.size_bytes, listed.mtime_ms)]
+    problems = {read.read_id: json.loads(read.problems) for read in same}
+    path = f"{listed.root}/{listed.path}"
+    whole = [r for r in same if all(p["kind"] in _OF_BYTES and p["path"] == path for p in problems[r.read_id])]
+    begun = [read for read in reads if read.size_bytes < listed.size_bytes and read.problems == NO_PROBLEMS]
+    if any(read.size_bytes >= listed.size_bytes and read not in same for read in reads):
+        begun = []  # it has not only grown since then: it was rewritten
+    begun += [r for r in same if r not in whole and all(p["kind"] == "gap" for p in problems[r.read_id])]
+    newest = max(begun, key=lambda read: read.last_position, default=None)
+    if newest is None or newest.last_position < 0:
+        return whole
+    end = batch_end(listed.root, listed.path, listed.size_bytes, newest.last_position, newest.last_crc) or 0
+    there = [read for read in begun if read.start_offset < end]
+    return [*whole, *(replace(read, end_offset=min(read.end_offset, end), problems=NO_PROBLEMS) for read in there)]
+
+
+def _replaced(reads: Sequence[AuditRead], new: Sequence[AuditRead], used: Collection[int]) -> set[int]:
+    """Return the ids of unused reads whose offsets later reads cover."""
+    by_file: dict[tuple[str, str], list[AuditRead]] = defaultdict(list)
+    for read in new:
+        by_file[read.root, read.path].append(read)
+    return {
+        old.read_id
+        for old in reads
+        for one in by_file.get((old.root, old.path), ())
+        if old.read_id not in used
+        and (old.start_offset < one.end_offset and one.start_offset < old.end_offset)
+        and (old.keys_hidden == one.keys_hidden or old.secret_id != one.secret_id)
+    }
+
+
+def _doubled(reads: Sequence[AuditRead], used: Mapping[int, AuditRead]) -> set[int]:
+    """Return the ids of reads that are unused because two concurrent audits read the same. used: by id."""
+    same = {_without_id(read) for read in used.values()}
+    return {read.read_id for read in reads if read.read_id not in used and _without_id(read) in same}
+
+
+def _without_id(read: AuditRead) -> AuditRead:
+    return replace(read, read_id=0, entries_id=0, file="")
+
+
+def _absent_reads(reads: Sequence[AuditRead], listed: Mapping[str, Collection[str]]) -> set[int]:
+    """Return the ids of reads whose files are missing. listed: paths that are there, by root; others are looked for."""
+    out = set[int]()
+    for root, paths in listed.items():
+        others = [read for read in reads if read.root == root and read.path not in paths]
+        gone = set(absent(open_root(root), [(read.path, 0) for read in others]))
+        out |= {read.read_id for read in others if read.path in gone}
+    return out

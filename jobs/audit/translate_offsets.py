@@ -27,7 +27,7 @@ from lastkey.udfs.audit.failover import (
     first_new,
     named_figures,
 )
-from lastkey.udfs.audit.pairs import PAIRS
+from lastkey.udfs.audit.tables import PAIRS
 
 Way = Literal["identity", "time", "start"]
 _LEAST_MATCH: Final = 0.5  # share of matching records; below it, the values differ

@@ -1,7 +1,7 @@
 """Offsets at which a group of A continues in B, a copy of A, without loss, partition by partition.
 
 A record of A was *delivered* if its offset is below the group's committed offset; its copy in B is that of its match
-(`pairs.match`). Where equal records repeat, more often on one side, as few copies count as delivered as can be.
+(`runs.match`). Where equal records repeat, more often on one side, as few copies count as delivered as can be.
 
 The group must read, in B,
 
@@ -50,9 +50,8 @@ from lastkey.udfs.audit.failover_kernels import (
     Records,
     find_states,
 )
-from lastkey.udfs.audit.pairs import PAIR_COLUMNS, PAIRS, Matches, match
-from lastkey.udfs.audit.runs import Bools, Ints, Unit, VersionRows
-from lastkey.udfs.audit.tables import first_rows, joined, make_table, new_file
+from lastkey.udfs.audit.runs import PAIR_COLUMNS, Bools, Ints, Matches, Unit, VersionRows, match
+from lastkey.udfs.audit.tables import PAIRS, first_rows, joined, make_table, new_file
 from lastkey.udfs.storage import open_file, open_root
 
 PARTITION, LOST_RECORD = "partition", "lost"  # kinds of rows of PAIRS

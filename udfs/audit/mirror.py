@@ -1,6 +1,6 @@
 """Comparison of two copies of the same topics, key by key: missing, stale, different and extra records in B.
 
-The versions of a key are its records, tombstones included, in the order of their offsets, matched by `pairs.match`.
+The versions of a key are its records, tombstones included, in the order of their offsets, matched by `runs.match`.
 Only the number of equal versions can differ between the sides.
 
 A key is judged by its last version on each side, since compaction may drop all others on either side at any time:
@@ -33,9 +33,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lastkey.udfs.audit.pairs import PAIR_COLUMNS, PAIRS, Matches, match
-from lastkey.udfs.audit.runs import Bools, Ints, Unit, VersionRows, first_valid, sums
-from lastkey.udfs.audit.tables import added_up, first_rows, joined, make_table
+from lastkey.udfs.audit.runs import PAIR_COLUMNS, Bools, Ints, Matches, Unit, VersionRows, first_valid, match, sums
+from lastkey.udfs.audit.tables import PAIRS, added_up, first_rows, joined, make_table
 
 EQUAL, DELETED, UNKNOWN = "equal", "deleted", "unknown"
 LAWFUL: Final = (EQUAL, DELETED)

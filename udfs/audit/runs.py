@@ -5,8 +5,12 @@ its copy B. Each task of a question reads one range of bins for all units:
 
   load(sides, range)   entries of every run in the range that the sources show, with unit and side, in parts
   by_key(versions)     their order by unit, key, side and place, and where a key begins
+  match(versions)      the records of A and their copies in B
 
 No row is compared with another by its key's bytes: keys are compared by 128 bits of SipHash.
+
+Records are copies of each other if topic, key, value, headers (by digest) and timestamp are equal; offsets may differ.
+Equal records are matched by occurrence, in the order of their places: the first of A with the first of B, and so on.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lastkey.udfs.audit.entries import BINS, ENTRIES, GROUP_BINS, ONE_VERSION, bins
-from lastkey.udfs.audit.group_kernels import UNSORTED, KeyedRows, group_rows
+from lastkey.udfs.audit.group_kernels import UNSORTED, KeyedRows, Links, group_rows, match_records
 from lastkey.udfs.audit.tables import make_table
 from lastkey.udfs.storage import open_file, open_root
 
@@ -256,3 +260,32 @@ def first_valid(found: Groups, valid: Bools) -> Ints:
 def sums(found: Groups, values: NDArray[Any]) -> Ints:
     """Return int64[groups]: the sum of the values (in order) of each group."""
     return np.add.reduceat(values.astype(np.int64), found.starts)
+
+
+# -- pairs
+
+
+PAIR_COLUMNS: Final = ("digest", "timestamp_ms", "tombstone")  # columns of ENTRIES for `match`
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Versions of two sides in the order of `keys`; all arrays, also of the links, are in that order."""
+
+    versions: VersionRows
+    keys: Groups
+    links: Links
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.versions[name][self.keys.order]
+
+
+def match(versions: VersionRows, *, ignore_timestamps: bool = False) -> Matches:
+    """Match the records of both sides."""
+    keys, n = by_key(versions), len(versions)
+    time = np.zeros(n, np.int64) if ignore_timestamps else versions["timestamp_ms"]
+    largest = int((keys.ends - keys.starts).max(initial=1))
+    links = Links(*np.empty((len(Links._fields), n), np.int64))
+    slots = np.empty(1 << (2 * largest - 1).bit_length(), np.int32)
+    match_records(keys.order, keys.starts, versions["side"], versions["digest"], time, slots, links)
+    return Matches(versions, keys, links)

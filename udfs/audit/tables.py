@@ -1,17 +1,58 @@
-"""Tables of audits: rows by columns, sums and first rows, and new Parquet files."""
+"""Tables of audits: the columns of pairs, rows by columns, sums and first rows, and new Parquet files."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lastkey.udfs.storage import Root, make_folder, native_output
+
+# Columns of `audit_pairs`. `mirror` writes findings, and rows for all that is lawful of a partition; `failover` has a
+# row with kind "partition" for each partition, and one with kind "lost" for each undelivered record without a copy
+PAIRS: Final = pa.schema(
+    [
+        pa.field("source", pa.string()),  # the pair; of failover with the group
+        pa.field("group", pa.string()),  # group of failover; null: mirror
+        pa.field("kind", pa.string()),
+        pa.field("topic", pa.string()),  # A's name
+        pa.field("partition", pa.int32()),
+        pa.field("key", pa.binary()),
+        # columns of mirror
+        pa.field("without_key", pa.bool_()),
+        pa.field("a_partition", pa.int32()),
+        pa.field("a_offset", pa.int64()),
+        pa.field("a_timestamp_ms", pa.int64()),
+        pa.field("b_partition", pa.int32()),
+        pa.field("b_offset", pa.int64()),
+        pa.field("b_timestamp_ms", pa.int64()),
+        pa.field("keys", pa.int64()),
+        pa.field("a_versions", pa.int64()),
+        pa.field("b_versions", pa.int64()),
+        pa.field("missing_versions", pa.int64()),
+        pa.field("extra_versions", pa.int64()),
+        # columns of failover
+        pa.field("b_topic", pa.string()),
+        pa.field("committed", pa.int64()),  # in A; null: none
+        pa.field("offset", pa.int64()),  # in B; null: B has none. Of a lost record: in A
+        pa.field("way", pa.string()),  # identity, time or start
+        pa.field("why", pa.string()),
+        pa.field("undelivered", pa.int64()),  # records of A
+        pa.field("lost", pa.int64()),  # records without a copy
+        pa.field("superseded", pa.int64()),  # without a copy, but B has a newer version of the key
+        pa.field("read", pa.int64()),  # records of B from the offset on
+        pa.field("again", pa.int64()),  # records delivered before
+        pa.field("again_ms", pa.int64()),
+        pa.field("not_of_a", pa.int64()),
+        pa.field("passed_over", pa.int64()),
+        pa.field("timestamp_ms", pa.int64()),  # timestamp of a lost record
+    ]
+)
 
 
 def make_table(n: int, columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
