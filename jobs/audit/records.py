@@ -32,7 +32,7 @@ from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.audit.entries import Cuts, FileRead, Group, ReadTask, Secret, StretchRead, batch_end, read_task
-from lastkey.udfs.data_source.pieces import Piece, Range, Wanted, listed_logs
+from lastkey.udfs.data_source.pieces import Piece, Range, Wanted, limited, listed_logs
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import ListedLog
@@ -102,14 +102,6 @@ class _ReadPlan:
     together: dict[int, list[AuditRead]] = field(default_factory=lambda: defaultdict(list))  # by entries_id
 
 
-@dataclass
-class _Cover:
-    """Reads that hold what a source shows of a partition, and what is left to read."""
-
-    parts: list[ReadRange] = field(default_factory=list)
-    rest: list[tuple[bool, Piece, Segment, int]] = field(default_factory=list)  # next to the one before; end offset
-
-
 def gather(
     state: State, sources: Sequence[AuditedLogs], asked: ReadSettings, workers: Workers, progress: Progress
 ) -> Gathered:
@@ -157,12 +149,12 @@ def _plan(plan: _ReadPlan, found: Gathered, source: AuditedLogs, asked: ReadSett
             alike = _that_count([read for read in known if _is_alike(read, asked, cuts, n_partitions)], listed)
             there.append((piece, listed, sorted(alike, key=lambda read: (read.start_offset, -read.end_offset))))
         refused = set[int]()
-        cover = _cover(plan, source.name, there, refused)
-        while torn := _torn(plan, cover, cuts):
+        parts, rest = _cover(plan, source.name, there, refused)
+        while torn := _torn(plan, parts, cuts):
             refused |= torn
-            cover = _cover(plan, source.name, there, refused)
-        found.parts += cover.parts
-        for follows, piece, listed, end in cover.rest:
+            parts, rest = _cover(plan, source.name, there, refused)
+        found.parts += parts
+        for follows, piece, listed, end in rest:
             if not follows:
                 plan.new.append(Group(0, n_partitions, numbers[topic, partition], cuts, []))
             read_id = secrets.randbits(62)
@@ -175,13 +167,15 @@ def _plan(plan: _ReadPlan, found: Gathered, source: AuditedLogs, asked: ReadSett
 
 def _cover(
     plan: _ReadPlan, source: str, there: Sequence[tuple[Piece, Segment, Sequence[AuditRead]]], refused: Collection[int]
-) -> _Cover:
-    """Return the reads that hold the pieces, and the rest. refused: entries that do not count."""
-    out = _Cover()
+) -> tuple[list[ReadRange], list[tuple[bool, Piece, Segment, int]]]:
+    """Return the reads that hold the pieces, and the stretches that are left to read: whether each is next to the one
+    before, and its end offset. refused: entries that do not count.
+    """
+    parts, rest = list[ReadRange](), list[tuple[bool, Piece, Segment, int]]()
     last: tuple[str, str] | None = None  # folder of the stretch before, if that is to be read
     for piece, listed, reads in there:
-        begin, end = _offsets(piece)
-        position = piece.start
+        shown, position = limited(piece), piece.start
+        begin, end = shown.start_offset, shown.end_offset
         for read in reads:
             until = min(read.end_offset, end)
             if (
@@ -189,13 +183,13 @@ def _cover(
                 and read.entries_id not in refused
                 and _is_inside(plan, read, begin, until)
             ):
-                out.parts.append(ReadRange(source, read, begin, until))
+                parts.append(ReadRange(source, read, begin, until))
                 begin, position, last = until, max(position, read.end_position), None
         if begin < end:
             here = piece.root, piece.path.rpartition("/")[0]
-            out.rest.append((last == here, replace(piece, start=position, start_offset=begin), listed, end))
+            rest.append((last == here, replace(piece, start=position, start_offset=begin), listed, end))
             last = here
-    return out
+    return parts, rest
 
 
 def _is_inside(plan: _ReadPlan, read: AuditRead, begin: int, until: int) -> bool:
@@ -205,13 +199,13 @@ def _is_inside(plan: _ReadPlan, read: AuditRead, begin: int, until: int) -> bool
     return read.last_offset < 0 or (begin <= read.first_offset and read.last_offset < until)
 
 
-def _torn(plan: _ReadPlan, cover: _Cover, cuts: Cuts) -> set[int]:
+def _torn(plan: _ReadPlan, parts: Sequence[ReadRange], cuts: Cuts) -> set[int]:
     """Return the ids of entries that do not count: other reads belong to them, or they have versions on both sides of
     a cut.
     """
-    used = {part.read.read_id for part in cover.parts}
+    used = {part.read.read_id for part in parts}
     torn = set[int]()
-    for entries_id in {part.read.entries_id for part in cover.parts if part.read.file and part.read.cuts != APART}:
+    for entries_id in {part.read.entries_id for part in parts if part.read.file and part.read.cuts != APART}:
         reads = plan.together[entries_id]
         first, last = min(read.first_offset for read in reads), max(read.last_offset for read in reads)
         between = {cut for cut in cuts or () if first < cut <= last}
@@ -231,11 +225,6 @@ def _pieces(source: AuditedLogs, asked: ReadSettings, found: Gathered) -> Iterat
             found.unlisted.append(piece.problem)
         else:
             found.problems[source.name, piece.topic, piece.partition] += _counting([piece.problem], piece.topic, asked)
-
-
-def _offsets(piece: Piece) -> tuple[int, int]:
-    end = piece.end_offset if piece.next_base_offset is None else min(piece.end_offset, piece.next_base_offset)
-    return max(piece.start_offset, piece.base_offset), end
 
 
 def _is_alike(read: AuditRead, asked: ReadSettings, cuts: Cuts, n_partitions: int) -> bool:

@@ -225,11 +225,7 @@ def first_new(root: str, paths: Sequence[str], suspect: Suspect) -> int | None:
 def _unit_states(root: str, path: str, unit: int) -> pa.Table:
     """Return the states of a unit."""
     with open_file(open_root(root), path) as file:
-        parquet = pq.ParquetFile(file)
-        bounds = [parquet.metadata.row_group(n).column(0).statistics for n in range(parquet.num_row_groups)]
-        groups = [n for n, of in enumerate(bounds) if of.min <= unit <= of.max]
-        rows = parquet.read_row_groups(groups, use_threads=False)
-    return rows.filter(pc.field("unit") == unit)
+        return pq.read_table(file, filters=pc.field("unit") == unit, use_threads=False)
 
 
 def first_at(root: str, from_ms: Sequence[int | None], path: str) -> Ints:
