@@ -242,7 +242,7 @@ class _Collector:
         if no_rows:
             self._rows = _larger(self._rows, n, n + _SLACK)
         if no_slots:
-            self._slots = np.zeros(2 * len(self._slots), np.int32)
+            self._slots = np.zeros(4 * len(self._slots), np.int32)
             kernels.enter_entries(Entries(self._rows, self._keys, self._slots, self.state))
         if not no_rows and not no_slots:
             self._keys = _larger(self._keys, held, 2 * len(self._keys))

@@ -12,29 +12,31 @@ from lastkey.logformat.primitives.memory_kernels import copy_bytes, prefetch
 from lastkey.logformat.primitives.siphash_kernels import siphash128
 from lastkey.logformat.primitives.varint_kernels import read_varint
 
-# Versions of a key with offsets next to each other
+# Versions of a key with offsets next to each other. Another version changes fields of the first 64 bytes alone
 ENTRY: Final = np.dtype(
     [
         ("high", "u8"),  # halves of the hash of the key; without a key of the digest
         ("low", "u8"),
-        ("offset", "i8"),  # offset of the last version, like all columns without "first"
         ("first_offset", "i8"),
+        ("offset", "i8"),  # offset of the last version, like all columns without "first"
         ("timestamp_ms", "i8"),
-        ("first_timestamp_ms", "i8"),
-        ("digest", "i8"),  # hash of key, value and headers; 0 where versions are added up
         ("bytes", "i8"),  # size of all versions
-        ("key_at", "i8"),  # first byte of the key among those that are kept
-        ("key_size", "i4"),
         ("versions", "i4"),
         ("size_bytes", "i4"),
-        ("keyless", "?"),
         ("tombstone", "?"),
+        ("keyless", "?"),
+        ("key_size", "i4"),
+        ("first_timestamp_ms", "i8"),
+        ("digest", "i8"),  # hash of key, value and headers; 0 where versions are added up
+        ("key_at", "i8"),  # first byte of the key among those that are kept
     ],
     align=True,
 )
 # Fields of the state: counts; row of the first entry of the group; first and last offset and newest time added
 ENTRIES, KEY_BYTES, GROUP, FIRST, LAST, NEWEST_MS, N_STATE = range(7)
-WORDS: Final = (ENTRY.names or ())[:9]
+WORDS: Final = (
+    "high", "low", "offset", "first_offset", "timestamp_ms", "first_timestamp_ms", "digest", "bytes", "key_at"
+)  # fmt: skip
 COUNTS: Final = ("versions", "size_bytes")
 FLAGS: Final = ("keyless", "tombstone")
 DONE: Final = -1
@@ -67,7 +69,9 @@ def _slot(entries: Entries, low: np.uint64, high: np.uint64) -> np.int64:
 @kernel
 def enter_entries(entries: Entries) -> None:
     """Enter the entries of the group into slots that are all free; of a key the newest."""
-    for row in range(entries.state[GROUP], entries.state[ENTRIES]):
+    mask, end = np.uint64(entries.slots.shape[0] - 1), entries.state[ENTRIES]
+    for row in range(entries.state[GROUP], end):
+        prefetch(entries.slots, np.int64(entries.rows[min(row + _AHEAD, end - 1)].low & mask))
         entries.slots[_slot(entries, entries.rows[row].low, entries.rows[row].high)] = row + 1
 
 
