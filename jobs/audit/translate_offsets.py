@@ -89,7 +89,7 @@ class KnownLogs:
 
 
 class _Choice(NamedTuple):
-    """Where the group continues, as far as it is decided."""
+    """Place where the group continues, as far as it is decided."""
 
     offset: int | None
     why: str

@@ -110,7 +110,7 @@ class ReadOptions:
     selection: Selection = field(default_factory=Selection)
     start: Bounds | None = None  # None: the earliest in a batch query, the latest in a stream
     end: Bounds = field(default_factory=lambda: Bounds("endingOffsets", LATEST))
-    asked: Range = Range()  # what is asked of every partition, with the limits of a query's own conditions
+    asked: Range = Range()  # limits for every partition; those of a query's own conditions join them
     columns: tuple[str, ...] | None = None
     value: bool = True
     headers: bool = False

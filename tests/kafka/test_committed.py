@@ -61,7 +61,7 @@ def test_committed_offsets_equal_those_of_the_broker(delivered):
             values = [row.offset, ends[name] - row.offset - done]  # start and lag
         ours.setdefault(row.group, {"type": row.group_type, "offsets": {}})["offsets"][name] = values
     for one in answers.values():
-        n_values = 2 if one["type"] == "share" else 1  # of others the broker adds leader epoch and metadata
+        n_values = 2 if one["type"] == "share" else 1  # the broker adds leader epoch and metadata to others
         one["offsets"] = {name: values[:n_values] for name, values in one["offsets"].items()}
     assert ours == answers
     assert commits.problems == ()
