@@ -110,11 +110,11 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
     },
     "merge": {
         "partitions": "`ranges` taken, with `first last copy reason batches`; of each of `copies` what it `lacks` "
-        "(`first until reason problem`) and its `losing` batches (`first last batches leader_epoch`)",
+        "(`first until reason problem`) and its `losing` batches (`first last batches leader_epoch`)"
     },
     "export": {
         "topics": "`topic partitions records tombstones problems`; with `--latest` also the rows that were `inserted`, "
-        "`updated` and `deleted`",
+        "`updated` and `deleted`"
     },
     "replay": {
         "cluster": "bootstrap servers",
@@ -141,14 +141,12 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
     },
     "runs": {
         "runs": "`run_id now_ms started_ms ended_ms outcome job exit_code user host pid application version error "
-        "figures partitions`; null: unknown",
+        "figures partitions`; null: unknown"
     },
-    "rollback": {
-        "partitions": "with `lost`: offsets that the archive no longer has",
-    },
+    "rollback": {"partitions": "with `lost`: offsets that the archive no longer has"},
     "lookup": {
         "partitions": "answers. With `--sizing` the fields are `topics total estimates`, with `--at` also `start_ms "
-        "end_ms refreshed`, with `--queries` `queries output answers`",
+        "end_ms refreshed`, with `--queries` `queries output answers`"
     },
     "policies": {
         "topics": "`topic settings ignored_settings`",

@@ -75,12 +75,7 @@ def last_per_key(records: DataFrame) -> DataFrame:
 
 
 def register_avro(
-    spark: SparkSession,
-    name: str,
-    schema: str,
-    *,
-    writers: Mapping[int, str] | None = None,
-    errors: Errors = "null",
+    spark: SparkSession, name: str, schema: str, *, writers: Mapping[int, str] | None = None, errors: Errors = "null"
 ) -> Any:
     """Register and return a function of one argument that decodes values of an Avro schema to Spark's types.
 

@@ -74,14 +74,7 @@ def compact_small_log(folder: str) -> None:
     for min_yield in _MIN_YIELDS:
         share = {"compaction.min.yield": min_yield}
         [end] = {write_segment(root.full(f"{topic}-0"), end) for topic in _SETTINGS["topics"]}
-        compact(
-            root.uri,
-            store,
-            config=_SETTINGS,
-            engine="threads",
-            sealed=True,
-            overrides=share,
-        )
+        compact(root.uri, store, config=_SETTINGS, engine="threads", sealed=True, overrides=share)
     config, workers = parse_config(_SETTINGS), Threads(1)
     for archived in list_archive(root, lambda _: True).partitions.values():
         run = run_context(config, open_root(store).uri, 0, folder="split", sealed=True)

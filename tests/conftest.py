@@ -19,11 +19,7 @@ from tests.cheap_java import start_java_cheaply
 from tests.golden import Case, golden
 from tests.machine_load import MachineLoad
 from tests.memory_files import keep_files_in_memory
-from tests.processes import (  # noqa: F401 - hooks
-    pytest_collection_modifyitems,
-    pytest_xdist_auto_num_workers,
-    pytest_xdist_make_scheduler,
-)
+from tests.processes import pytest_collection_modifyitems, pytest_xdist_auto_num_workers, pytest_xdist_make_scheduler  # noqa: F401 - hooks
 from tests.unit import pytest_itemcollected, pytest_runtest_call, pytest_runtest_setup  # noqa: F401 - hooks
 
 if TYPE_CHECKING:

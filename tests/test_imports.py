@@ -29,10 +29,7 @@ _BASE = {
     "logformat.storage", "logformat.errors", "logformat.layout", "logformat.names",
     "logformat.schemas",
 }  # fmt: skip
-_BYTES = _BASE | {
-    "logformat.jit",
-    "logformat.primitives",
-}
+_BYTES = _BASE | {"logformat.jit", "logformat.primitives"}
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
 _LOGS = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.listing"}  # modules by which udfs read logs
 _TASK = {"udfs.storage", "udfs.problem", "udfs.held_back", "udfs.segments", "udfs.groups",

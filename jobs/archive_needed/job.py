@@ -23,17 +23,7 @@ from lastkey.jobs.command.options import ArchiveNeededOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.reporting import JobReport, TextTable, counted, partition_name
-from lastkey.jobs.compact.needed import (
-    ANCHOR,
-    Answer,
-    Facts,
-    Kept,
-    Needed,
-    Reason,
-    answer,
-    needed,
-    summary_lines,
-)
+from lastkey.jobs.compact.needed import ANCHOR, Answer, Facts, Kept, Needed, Reason, answer, needed, summary_lines
 from lastkey.jobs.errors import GenerationError, UsageError
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import open_store, own_and_older

@@ -7,13 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from lastkey.jobs import installation
-from lastkey.jobs.command.config import (
-    OVERRIDES,
-    SETTINGS,
-    Config,
-    Settings,
-    check_now_ms,
-)
+from lastkey.jobs.command.config import OVERRIDES, SETTINGS, Config, Settings, check_now_ms
 from lastkey.jobs.command.declare import Value, argument, declared, option
 from lastkey.jobs.command.kinds import (
     ARCHIVE,

@@ -60,10 +60,7 @@ class CompactOptions(WithPlan, WithFolders, WithEngine):
         note="A store serves one archive and must be outside of it",
     )
     sealed: Flag = option(
-        FLAG,
-        "The log is complete: clean the last segment too.",
-        default=False,
-        note="A torn tail is then damage",
+        FLAG, "The log is complete: clean the last segment too.", default=False, note="A torn tail is then damage"
     )
     force: Flag = option(
         FLAG,

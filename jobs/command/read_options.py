@@ -139,10 +139,7 @@ class InspectOptions(WithDecoders, WithAutoEngine):
         "`mirror-checkpoints`, `mirror-offset-syncs`, `mirror-heartbeats`",
     )
     key: Value[str | bytes | None, bytes | None] = option(
-        KEY,
-        "Only records with this key; 0x6162 is bytes.",
-        default=None,
-        note="With their data, and their batches",
+        KEY, "Only records with this key; 0x6162 is bytes.", default=None, note="With their data, and their batches"
     )
     offsets: Value[str | None, Span] = option(
         span(int),

@@ -216,11 +216,7 @@ class EraseOptions(WithKeyFormat, WithEngine):
         note="Also for keys that were never erased; adds a row. See [Erase a key](/how-to/erase.md)",
     )
     dry_run: Flag = option(
-        FLAG,
-        "Show what would be erased; write nothing.",
-        default=False,
-        group="Output",
-        note="Counts by partition",
+        FLAG, "Show what would be erased; write nothing.", default=False, group="Output", note="Counts by partition"
     )
     proof: MaybePlace = option(
         maybe(FILE),

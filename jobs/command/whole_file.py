@@ -130,12 +130,7 @@ def whole_file(path: Path, kind: Kind | None = None, option: str = "", mode: int
         part.unlink(missing_ok=True)
 
 
-def checked_output(
-    asked: str,
-    archives: Iterable[str | None],
-    stores: Iterable[str | None],
-    kind: Kind = PAGE,
-) -> str:
+def checked_output(asked: str, archives: Iterable[str | None], stores: Iterable[str | None], kind: Kind = PAGE) -> str:
     """Return the URI of the page. Raise UsageError, before anything is read, if the page cannot be written there, or
     may not (`check_file`).
     """

@@ -131,10 +131,7 @@ def _times(scale: Callable[[Any], int | None]) -> Narrow:
     return narrowed
 
 
-_OF_PARTITIONS: Final[Mapping[str, Narrow]] = {
-    "topic": _equal("topics", str),
-    "partition": _equal("partitions", int),
-}
+_OF_PARTITIONS: Final[Mapping[str, Narrow]] = {"topic": _equal("topics", str), "partition": _equal("partitions", int)}
 _OF_RECORDS: Final[Mapping[str, Narrow]] = {
     **_OF_PARTITIONS,
     "offset": _offset,

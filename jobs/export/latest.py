@@ -50,14 +50,7 @@ from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.data_source.pieces import EARLIEST, LATEST, Bound, Range, SourcePartition, Wanted
-from lastkey.udfs.export.last_rows import (
-    ROWS,
-    LastRows,
-    LastRowsTask,
-    first_open,
-    last_rows_schema,
-    write_last_rows,
-)
+from lastkey.udfs.export.last_rows import ROWS, LastRows, LastRowsTask, first_open, last_rows_schema, write_last_rows
 from lastkey.udfs.export.write_files import MALFORMED, TOMBSTONE
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.steps import step

@@ -229,10 +229,7 @@ def _covers(options: LookupOptions) -> Callable[[str, int], bool]:
 
 
 def refresh(
-    spark: SparkSession,
-    state: State,
-    partitions: list[SourcePartition],
-    covers: Callable[[str, int], bool] = _all,
+    spark: SparkSession, state: State, partitions: list[SourcePartition], covers: Callable[[str, int], bool] = _all
 ) -> dict[str, int]:
     """Make the table equal to the segments there are, in the partitions that `covers` accepts; return counts.
 

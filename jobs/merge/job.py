@@ -35,13 +35,7 @@ from lastkey.logformat.storage.locations import text_entries
 from lastkey.udfs.merge.copies import LogCopy, MergedPartition, MergeSettings, MergeTask
 from lastkey.udfs.merge.merge_partition import merge_partition
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import (
-    Root,
-    delete_folder,
-    folder_identity,
-    normal_uri,
-    open_root,
-)
+from lastkey.udfs.storage import Root, delete_folder, folder_identity, normal_uri, open_root
 
 Key = tuple[str, int]
 

@@ -18,12 +18,7 @@ from lastkey.jobs.command.parse import check_topics, unmatched_tables
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.read_options import ReportOptions
 from lastkey.jobs.command.whole_file import checked_output, write_page
-from lastkey.jobs.compact.plan_inputs import (
-    input_from_archive,
-    input_from_generation,
-    run_context,
-    whole_plan,
-)
+from lastkey.jobs.compact.plan_inputs import input_from_archive, input_from_generation, run_context, whole_plan
 from lastkey.jobs.errors import POLICY_CONTRADICTED, UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport, SeveralArchives, check_distinct, match_stores, short_names
 from lastkey.jobs.report.page import render_page

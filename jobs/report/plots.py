@@ -301,12 +301,7 @@ def compression(profiles: Sequence[PartitionProfile]) -> Plot | None:
     )
     series = [("stored", LIVE, [v[0] for _, v in rows]), ("decompressed", OTHER, [v[1] for _, v in rows])]
     return horizontal_bars(
-        "Compression by codec",
-        [codec for codec, _ in rows],
-        series,
-        format_bytes,
-        says=summary,
-        label="codec",
+        "Compression by codec", [codec for codec, _ in rows], series, format_bytes, says=summary, label="codec"
     )
 
 

@@ -115,14 +115,7 @@ def _bound(source: NDArray[np.uint8], pos: int, end: int, flags: int, largest: i
 
 @kernel
 def _read_blocks(
-    source: NDArray[np.uint8],
-    pos: int,
-    end: int,
-    flags: int,
-    largest: int,
-    out: NDArray[np.uint8],
-    at: int,
-    limit: int,
+    source: NDArray[np.uint8], pos: int, end: int, flags: int, largest: int, out: NDArray[np.uint8], at: int, limit: int
 ) -> tuple[int, int]:
     """Decompress the blocks of source[pos:end] into `out` from byte `at` on; return (DONE, where they end in `out`),
     (TOO_LARGE, 0) or (BROKEN, reason).

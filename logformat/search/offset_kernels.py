@@ -74,10 +74,7 @@ LOCATION = np.dtype(
         ("segment_base_offset", "i8"),
         ("position", "i8"),  # position of the batch in the segment's .log
         ("size", "i8"),  # size of the batch, bytes
-        (
-            "base_offset",
-            "i8",
-        ),  # base offset of the batch; -1: magic 0 or 1, compressed, known only after decompression
+        ("base_offset", "i8"),  # base offset of the batch; -1: magic 0 or 1, compressed, known only after decompression
         ("last_offset", "i8"),
     ],
     align=True,
@@ -227,13 +224,7 @@ def find_offset(
 
 @kernel
 def find_offsets(
-    window: Window,
-    index: Index,
-    budget: int,
-    targets: np.ndarray,
-    rows: np.ndarray,
-    state: np.ndarray,
-    out: np.ndarray,
+    window: Window, index: Index, budget: int, targets: np.ndarray, rows: np.ndarray, state: np.ndarray, out: np.ndarray
 ) -> int:
     """Find for each target the first batch whose last offset is >= it; return a status. FOUND: all are answered.
 

@@ -66,7 +66,7 @@ KNOWN: Final = {
         "a topic is created again without a topic id, and the archive has given up all that lay below the store's end: "
         "no file tells the two logs apart, though a run before may have called them diverged",
         "and nothing tells them apart",
-    ),
+    )
 }
 
 

@@ -114,11 +114,7 @@ def test_fuzzer_finds_no_failure(
     failed = [_named(path.read_bytes()) for path in sorted(folder.glob("failed-*"))]
     inputs = dict(_named(path.read_bytes()) for path in sorted((folder / "new").iterdir()) if path.stat().st_size)
     tried = try_all(
-        inputs,
-        lambda name: _verdict(name.partition("/")[0], inputs[name]),
-        VERDICTS,
-        MEMORY_BYTES,
-        tmp_path,
+        inputs, lambda name: _verdict(name.partition("/")[0], inputs[name]), VERDICTS, MEMORY_BYTES, tmp_path
     )
     units = [int(n) for n in re.findall(r"stat::number_of_executed_units: *(\d+)", stderr)]
     compiled = ", ".join(f"{n:,} {what}" for what, n in tried.counts.items() if n) or "none"

@@ -120,8 +120,7 @@ def _measured(kind: str, what: str, arguments: list[str], audits: Path) -> None:
     tables = sum(path.stat().st_size for path in audits.rglob("*.parquet"))
     result = f"{process.returncode} {report.get('summary', report)} {report.get('seconds')}"
     print(
-        f"| {kind}, {what} | {seconds:.1f} | {report['bytes_read']:,} | {tables:,} | {peak:,} | {result} |",
-        flush=True,
+        f"| {kind}, {what} | {seconds:.1f} | {report['bytes_read']:,} | {tables:,} | {peak:,} | {result} |", flush=True
     )
 
 

@@ -148,11 +148,7 @@ def test_empty_options_are_accepted(received_options):
         ("compact", {"config": 5}, "config: expected a path or URI, found 5"),
         ("compact", {"gap": "accept"}, "compact() got an unexpected keyword argument 'gap'"),
         ("verify", {"generation": "3", "archive": None}, "generation: expected a whole number from 1 on, found '3'"),
-        (
-            "reindex",
-            {"check": True, "partitions": 3},
-            "partitions: expected numbers of partitions",
-        ),
+        ("reindex", {"check": True, "partitions": 3}, "partitions: expected numbers of partitions"),
     ],
 )
 def test_an_argument_of_another_type_is_a_type_error(job, given, message):

@@ -213,11 +213,7 @@ WRONG = f"A{KEY[1:]}"
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
-        (
-            {"AZURE_STORAGE_ACCOUNT_KEY": WRONG},
-            "DeniedError",
-            "denied: AuthorizationFailure: Server failed to",
-        ),
+        ({"AZURE_STORAGE_ACCOUNT_KEY": WRONG}, "DeniedError", "denied: AuthorizationFailure: Server failed to"),
         ({"AZURE_STORAGE_ENDPOINT": "{closed}"}, "UnavailableError", "is not available: "),
     ],
     ids=["key", "endpoint"],

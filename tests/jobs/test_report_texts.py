@@ -147,10 +147,7 @@ def test_partitions_that_are_not_due_are_counted(many, capsys):
     assert len(report["partitions"]) == MANY + 1
 
 
-@pytest.mark.parametrize(
-    ("job", "more"),
-    [("verify", []), ("reindex", ["--check"])],
-)
+@pytest.mark.parametrize(("job", "more"), [("verify", []), ("reindex", ["--check"])])
 def test_text_lists_only_partitions_with_a_problem(many, capsys, job, more):
     assert run(capsys, job, many, *more)[0] == DONE
     damage(many, "t-5")

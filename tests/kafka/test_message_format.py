@@ -19,13 +19,7 @@ from tests.builders.steps import at_step, interrupt
 from tests.builders.trees import files_in
 from tests.golden import Case
 from tests.kafka_lab.errors import LabError
-from tests.kafka_lab.loading import (
-    check_served,
-    partition_dirs,
-    recovered_by_broker,
-    served_by_broker,
-    start_restored,
-)
+from tests.kafka_lab.loading import check_served, partition_dirs, recovered_by_broker, served_by_broker, start_restored
 from tests.kafka_lab.oracle import dump
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]

@@ -15,14 +15,7 @@ from tests.builders.logs import write_partition
 from tests.builders.reindexed import not_same, run
 from tests.builders.trees import files_in
 from tests.golden import case_names, golden
-from tests.kafka_lab import (
-    RecoverSpec,
-    dump_log_segments,
-    load_under_broker,
-    locate,
-    recover,
-    recovered_by_broker,
-)
+from tests.kafka_lab import RecoverSpec, dump_log_segments, load_under_broker, locate, recover, recovered_by_broker
 
 pytestmark = pytest.mark.kafka
 

@@ -102,10 +102,7 @@ def theirs(folder: Path, asked: Asked, policy: str, now_ms: int, work: Path) -> 
 
 def ours(plan: PartitionPlan, asked: Asked, *, compacts: bool, folder: str, sealed: bool = True) -> Outcome:
     settings = replace(
-        plan.policy.settings,
-        compacts=compacts,
-        retention_ms=asked.retention_ms,
-        retention_bytes=asked.retention_bytes,
+        plan.policy.settings, compacts=compacts, retention_ms=asked.retention_ms, retention_bytes=asked.retention_bytes
     )
     return compact(
         changed(

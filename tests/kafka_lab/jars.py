@@ -47,10 +47,7 @@ _MODULES = {
         ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
         ("org.slf4j", "slf4j-api", "1.7.36"),  # the line that log4j-slf4j-impl binds to
     ],
-    OLD: [
-        ("org.apache.kafka", "kafka_2.13", OLD),
-        ("org.slf4j", "slf4j-reload4j", "1.7.36"),
-    ],
+    OLD: [("org.apache.kafka", "kafka_2.13", OLD), ("org.slf4j", "slf4j-reload4j", "1.7.36")],
     STREAMS: [("org.apache.kafka", "kafka-streams", NEW)],
     TIERED: [("org.apache.kafka", "kafka-storage", NEW)],
     MIRROR: [

@@ -123,11 +123,7 @@ def recover(specs: Iterable[RecoverSpec]) -> list[tuple[int, int]]:
 
 
 def delete_old_segments(
-    directory: Path,
-    settings: Mapping[str, object],
-    now_ms: int,
-    log_start: int = 0,
-    high_watermark: int | None = None,
+    directory: Path, settings: Mapping[str, object], now_ms: int, log_start: int = 0, high_watermark: int | None = None
 ) -> tuple[int, list[int]]:
     """Run UnifiedLog.deleteOldSegments on a directory at a clock; return (log start then, base offsets that are left).
 

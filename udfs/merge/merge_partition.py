@@ -29,15 +29,7 @@ from lastkey.logformat.side_files import checkpoints, producer_snapshot
 from lastkey.logformat.storage.io_counts import listener_of_thread, listening
 from lastkey.udfs.merge.aborted import AbortedTransactions
 from lastkey.udfs.merge.choose import ChoiceFindings, Stream, choose, losing_ranges
-from lastkey.udfs.merge.copies import (
-    MOST_RANGES,
-    CopyFacts,
-    LogCopy,
-    MergedPartition,
-    MergeTask,
-    Reason,
-    TakenRange,
-)
+from lastkey.udfs.merge.copies import MOST_RANGES, CopyFacts, LogCopy, MergedPartition, MergeTask, Reason, TakenRange
 from lastkey.udfs.merge.lineage import Chain, Lineage, build_chain, confirmed_epochs, decide, is_of_another_log
 from lastkey.udfs.merge.survey import Survey, survey
 from lastkey.udfs.merge.write_log import LogWriter, NewSegment
@@ -365,14 +357,7 @@ def _write_side_files(
     path = f"{task.folder}/{names.LEADER_EPOCH_CHECKPOINT}"
     write_file(output, path, checkpoints.write_leader_epochs(epochs))
     side_files = SideFilesPlan(
-        target,
-        task.folder,
-        out.log_start_offset,
-        {},
-        {},
-        tuple(epochs),
-        path,
-        task.settings.producer_id_expiration_ms,
+        target, task.folder, out.log_start_offset, {}, {}, tuple(epochs), path, task.settings.producer_id_expiration_ms
     )
     done = reindex_side_files(side_files, outcomes)
     out.notes += [*done.notes, *_open_transactions(output, task.folder, out)]

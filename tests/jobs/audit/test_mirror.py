@@ -87,8 +87,7 @@ def test_original_and_mirror_in_one_archive_with_different_partition_counts(spar
     write_partition(tmp_path / "both" / "t-0", "a=1 a=2 b=1")
     write_partition(tmp_path / "both" / "t-1", "c=1~1700000000007 d=1~1700000000008")
     write_partition(
-        tmp_path / "both" / "copy.t-0",
-        "c=1~1700000000007 a=1~1700000000000 a=2~1700000000001 | b=1~1700000000002",
+        tmp_path / "both" / "copy.t-0", "c=1~1700000000007 a=1~1700000000000 a=2~1700000000001 | b=1~1700000000002"
     )
     report = audit(tmp_path / "both", tmp_path / "both", tmp_path / "audits", renames=(r"copy\.(.*)=\1",))
     assert kinds(report) == {"d": "missing"}, report.to_text()

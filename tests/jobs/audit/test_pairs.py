@@ -82,7 +82,4 @@ def test_problems_name_the_archive_that_has_them():
 
 
 def test_unlisted_folder_makes_missing_partitions_unknown():
-    assert unread(pair(), Gathered(unlisted=[PROBLEM])) == (
-        {("orders", 2)},
-        {("orders", 1), ("users", 0)},
-    )
+    assert unread(pair(), Gathered(unlisted=[PROBLEM])) == ({("orders", 2)}, {("orders", 1), ("users", 0)})

@@ -89,10 +89,7 @@ def test_no_command_replaces_a_file_of_an_archive_or_a_store(tmp_path: Path) -> 
             ["audit", "failover", str(archive), f"{store}@1", "--audits", store, "--group", "g", "--output", path],
             [*erase, "--proof", path],
         )
-        unknown = (
-            ["policies", str(FROM), "--output", path, "--replace"],
-            ["pack", path, "--replace"],
-        )
+        unknown = (["policies", str(FROM), "--output", path, "--replace"], ["pack", path, "--replace"])
         for words in (*commands, *(() if path.endswith("new") else unknown)):
             assert main(words) == USAGE, words
             assert tree(tmp_path) == before, words

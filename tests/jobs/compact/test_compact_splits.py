@@ -97,11 +97,7 @@ def test_several_tasks_write_the_same_bytes_as_one(spark, cases, now_ms, tmp_pat
 
 
 def test_uncleanable_partitions_are_also_uncleanable_when_split(spark, cases, now_ms, tmp_path):
-    lab = Lab(
-        spark,
-        tmp_path,
-        settings={"defaults": COMPACT, "job": LARGE},
-    )
+    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": LARGE})
     put(only_input(cases["few-keys"]), lab.archive / "good-0")
     bad = put(only_input(cases["few-keys"]), lab.archive / "flipped-0")
     log = files_in(bad)[3]

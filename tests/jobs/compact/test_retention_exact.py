@@ -31,10 +31,7 @@ from tests.reference.log import Record, data_batch, decode_log
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 # Steps for each topic, with both policies
-WAYS = {
-    "several": {"engine": "spark", "split.by": "always"},
-    "threads": {"engine": "threads"},
-}
+WAYS = {"several": {"engine": "spark", "split.by": "always"}, "threads": {"engine": "threads"}}
 
 
 @dataclass

@@ -30,10 +30,7 @@ from tests.reference.read_committed import committed_offsets
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 STRATEGIES = ("timestamp", "header")
-WAYS = {
-    "several": {"engine": "spark", "split.by": "always", "split.bytes": 1},
-    "threads": {"engine": "threads"},
-}
+WAYS = {"several": {"engine": "spark", "split.by": "always", "split.bytes": 1}, "threads": {"engine": "threads"}}
 
 
 def settings(way: str) -> dict[str, Any]:

@@ -82,9 +82,7 @@ def test_every_record_that_a_consumer_sees_is_exported(spark, archive, tmp_path,
         ("orders", 2, 11, 2),
         ("users", 1, 2, 0),
     ]
-    assert report.notes == [
-        "orders-0: ends at offset 9 of 10: an open transaction, or the high watermark, is there",
-    ]
+    assert report.notes == ["orders-0: ends at offset 9 of 10: an open transaction, or the high watermark, is there"]
 
 
 @pytest.mark.slow

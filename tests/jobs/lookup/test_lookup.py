@@ -105,10 +105,7 @@ def test_a_partition_in_two_places_is_a_problem(tmp_path, capsys):
         (["--time", "latests"], "did you mean latest?"),
         (["--time", "noon"], "no such time: noon"),
         (["--time", "9223372036854775808"], "expected milliseconds up to 9223372036854775807"),
-        (
-            ["--offset", "9223372036854775808"],
-            "to 9223372036854775807, found 9223372036854775808",
-        ),
+        (["--offset", "9223372036854775808"], "to 9223372036854775807, found 9223372036854775808"),
         (["--topics", "user", "--offset", "1"], "did you mean users?"),
         (["--topics", "none*", "--offset", "1"], "there are __transaction_state, clicks, orders, prices, users"),
         ([], "lookup needs one of"),
@@ -142,10 +139,7 @@ def store(spark, tmp_path_factory):
     """Make a store with one generation of the example's topics."""
     folder = tmp_path_factory.mktemp("lookup") / "store"
     config = load_config(str(EXAMPLES / "topics.toml"))
-    compact.run(
-        CompactOptions(str(ARCHIVE), str(folder), config=config, topics=TopicFilter(("users",))),
-        Silent(),
-    )
+    compact.run(CompactOptions(str(ARCHIVE), str(folder), config=config, topics=TopicFilter(("users",))), Silent())
     return folder
 
 

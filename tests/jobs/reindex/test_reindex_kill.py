@@ -63,11 +63,7 @@ def test_killed_run_leaves_each_file_old_or_new(broken, step, nth, tmp_path):
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("who", "step", "nth"),
-    [
-        ("worker", "side file flushed", 3),
-        ("JVM", "side file replaced", 4),
-        ("driver", "side file replaced", 1),
-    ],
+    [("worker", "side file flushed", 3), ("JVM", "side file replaced", 4), ("driver", "side file replaced", 1)],
 )
 def test_killed_run_on_spark_leaves_each_file_old_or_new(broken, who, step, nth, tmp_path):
     """A worker ends with its JVM, and that with its driver: no process writes behind the next run."""

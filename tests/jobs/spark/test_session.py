@@ -128,8 +128,7 @@ def test_local_master_selects_the_number_of_cores(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "good"),
-    [("1.8.0_392", False), ("11.0.2", False), ("17.0.15", True), ("21", True), ("25.0.1", True)],
+    ("version", "good"), [("1.8.0_392", False), ("11.0.2", False), ("17.0.15", True), ("21", True), ("25.0.1", True)]
 )
 def test_supported_java_versions_are_accepted(tmp_path, monkeypatch, version, good):
     (tmp_path / "bin").mkdir()

@@ -76,11 +76,7 @@ def by_writer(path: Path) -> list[int]:
 
 
 WALKS = [by_read_chunks, by_read_headers, by_segment, by_walk_log, by_search, by_writer]
-MAKERS = {
-    "magic 2": (lambda last: magic2(last - 1), 1),
-    "magic 1": (plain(1), 0),
-    "magic 0": (plain(0), 0),
-}
+MAKERS = {"magic 2": (lambda last: magic2(last - 1), 1), "magic 1": (plain(1), 0), "magic 0": (plain(0), 0)}
 
 
 def write_segment(folder: Path, data: bytes, base: int = LAST - 10) -> Path:

@@ -11,13 +11,7 @@ from lastkey import logformat
 from lastkey.logformat.dump.files import list_files
 from lastkey.logformat.errors import PlaceError
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
-from lastkey.logformat.storage.locations import (
-    canonical,
-    file_system,
-    has_secret,
-    locate,
-    secret_error,
-)
+from lastkey.logformat.storage.locations import canonical, file_system, has_secret, locate, secret_error
 from lastkey.udfs.storage import normal_uri, open_root
 
 SECRETS = [

@@ -166,10 +166,7 @@ def check_hostile(ours: Outcome) -> None:
     for chunk_bytes, soft_bytes in ((64, 1), (300, 60)):
         limits = Limits(chunk_bytes=chunk_bytes, task_memory_bytes=0)
         plan = changed(ours.plan, limits=limits, folder=f"hostile{chunk_bytes}")
-        with mock.patch(
-            "lastkey.udfs.compact.plan.BodyLoader",
-            functools.partial(BodyLoader, soft_bytes=soft_bytes),
-        ):
+        with mock.patch("lastkey.udfs.compact.plan.BodyLoader", functools.partial(BodyLoader, soft_bytes=soft_bytes)):
             again = compact(plan)
         assert again.result.status == "cleaned", again.result.problem
         assert again.files() == ours.files()

@@ -69,10 +69,7 @@ def twin(rows, log_start, retention_ms, retention_bytes, last_may_go, above):
         out["size"] = 0
     else:
         walk("size", by_size)
-    walk(
-        "time",
-        lambda row, _: retention_ms >= 0 and NOW_MS - (row[2] if row[2] >= 0 else row[3]) > retention_ms,
-    )
+    walk("time", lambda row, _: retention_ms >= 0 and NOW_MS - (row[2] if row[2] >= 0 else row[3]) > retention_ms)
     return out
 
 

@@ -19,17 +19,7 @@ from lastkey.logformat.dump.files import DumpOptions, dump
 from lastkey.logformat.dump.log import LogOptions, RecordLimits
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.names import segment_file
-from tests.builders.damage import (
-    RECORDS,
-    SEGMENT_OFFSETS,
-    SEGMENTS,
-    Partition,
-    batch_at,
-    build,
-    edit,
-    flip,
-    resign,
-)
+from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, SEGMENTS, Partition, batch_at, build, edit, flip, resign
 from tests.builders.faults import Fault, faults
 from tests.builders.logs import write_partition
 from tests.builders.sources import read
