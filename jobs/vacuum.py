@@ -193,7 +193,9 @@ def _run(options: VacuumOptions, progress: Progress) -> VacuumReport:
 
 
 def _delete_audits(store: Root, *, dry_run: bool) -> list[str]:
-    """Delete the tables of audits and the key of their hashes, which audits rebuild. Return what was deleted."""
+    """Delete the tables of audits, with all their versions, and the key of their hashes. Audits can rebuild them.
+    Return the names of the deleted tables.
+    """
     listed = store.filesystem.get_file_info(pafs.FileSelector(store.full("state"), allow_not_found=True))
     tables = (i.base_name for i in listed if i.type == pafs.FileType.Directory and is_audit_table(i.base_name))
     folders = sorted(map(table_folder, tables))
@@ -209,7 +211,8 @@ def _delete_audits(store: Root, *, dry_run: bool) -> list[str]:
 def _store_now_ms(root: Root) -> int:
     """Return the time that a new file gets in the store: an empty one below `state/`, which is deleted.
 
-    A bucket or a network share gives files its server's time, so by a clock that is ahead young files would seem old.
+    A bucket or a network share gives files its server's time, so a clock of ours that is ahead would take young files
+    for old.
     """
     path = root.full(f"state/.probe-{uuid.uuid4().hex}")
     root.filesystem.open_output_stream(path, compression=None).close()
@@ -251,7 +254,9 @@ def _chosen(
 
 
 def _not_shared(store: Root, folders: list[RunFolder], report: VacuumReport) -> list[RunFolder]:
-    """Return the folders, with `whole` off for those that another mount shows too: files may be another store's."""
+    """Return the folders, with `whole` off for those that a mount in the store shows, and another mount too: the files
+    may be another store's.
+    """
     mounts = shared_mounts(store.base) if store.is_local else []
     report.notes += [f"{mount}: mounted here, and its files have another name; left alone" for mount in mounts]
     shared = {f.path for f in folders for m in mounts if f"{f.path}/".startswith(f"{m}/") or m.startswith(f"{f.path}/")}

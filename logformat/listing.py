@@ -62,7 +62,7 @@ class Segment(ListedSegment):
     max_timestamp_ms: int = -1  # -1: none
     min_timestamp_ms: int = -1  # smallest timestamp of its data records that have one; 2**63 - 1: none has; -1: unknown
     codecs: str = ""  # comma list
-    magics: str = ""  # comma list: message formats of its batches
+    magics: str | None = None  # comma list: message formats of its batches; None: not known
     checksum: int = 0  # CRC-32C of the first size_bytes of the .log
     # written
     cleaned: bool = False  # the run that made the generation wrote this segment

@@ -130,6 +130,16 @@ def _unchanged(part: Converted, chunk: Chunk, rows: np.ndarray) -> Converted:
     return Converted(chunk.raw[start : start + int(sizes.sum())], sizes, np.zeros(len(rows), np.bool_), part.first)
 
 
+def holds_magic_3(root: Root, path: str, size: int) -> bool:
+    """Return whether some batch has magic 3, by the headers alone. Damage ends the walk; a reader of the log reports
+    the damage.
+    """
+    try:
+        return any((chunk.batches["magic"] == 3).any() for chunk in LogReader().headers(log_file(root, path, size)))
+    except LogFormatError:
+        return False
+
+
 @dataclass(frozen=True)
 class SmallFile:
     """A small file to copy."""

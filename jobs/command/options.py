@@ -229,8 +229,8 @@ class MergeOptions(WithFolders, WithEngine):
     )
 
     def read_ahead(self) -> None:
-        """Begin to read the copies, if no topic is left out."""
-        if not (self.topics.include or self.topics.exclude):
+        """Begin to read the copies, if no topic is left out and no limit says how fast."""
+        if not (self.topics.include or self.topics.exclude or self.config.job.max_bytes_per_second):
             read_ahead(self.archives)
 
 

@@ -29,7 +29,9 @@ _OF_BOTH: Final = (  # columns that a checkpoint and the row of its run have in 
 
 
 def make_commit(start: Start, r: PartitionResult, *, reset: bool, engine: str) -> Commit:
-    """Return the rows that a partition adds to its wave's commit. reset: by --reset, without its parent's state."""
+    """Return the rows that a cleaned partition adds to its wave's commit. reset: by --reset, which takes over no state
+    of the previous generation; that one remains the parent, can be restored, and is kept by vacuum.
+    """
     key = partition_key(r)
     archived, before = start.archive.partitions[key], start.checkpoints.get(key)
     made_of = None if reset else before
@@ -47,7 +49,9 @@ def make_commit(start: Start, r: PartitionResult, *, reset: bool, engine: str) -
 def _checkpoint(
     start: Start, r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None, made_of: Checkpoint | None
 ) -> Checkpoint:
-    """Return a new generation's checkpoint. made_of: the generation that it continues; None: the first, or a reset."""
+    """Return the checkpoint of a new generation. made_of: the generation that it continues; None: the first one, or a
+    reset.
+    """
     reset, run_id = made_of is not before, parse_run_id(r.log.folder)
     read = {one.base_offset: one for one in (*(made_of.files_read if made_of else ()), *r.log.archived_files)}
     files = [astuple(read[s.base_offset]) for s in archived.segments if s.base_offset in read]
@@ -162,7 +166,9 @@ def make_state(r: PartitionResult, generation: int, run_id: str, now_ms: int) ->
 
 
 def write_partition_states(start: Start, outcome: Outcome) -> None:
-    """Write the partitions' states; for those that were not due only if changed, so such a run is cheap."""
+    """Write the partitions' states. For partitions that were not due, write only changed states, so that such a run is
+    cheap.
+    """
     state, now_ms = start.state, start.options.now_ms
     before = state.states() if outcome.cut_off or any(r.status == "not_due" for r in outcome.results) else {}
     rows = []

@@ -124,7 +124,9 @@ def _work(engine: Engine, start: Start, plans: Sequence[PartitionPlan], outcome:
 
 
 def _finish(start: Start, outcome: Outcome, began: float) -> CompactReport:
-    """Write the partitions' states and return the report; raise it with EarlyEndError, but not for --max-runtime."""
+    """Write the partitions' states and return the report. Raise EarlyEndError with the report if the run was asked to
+    end, but not for --max-runtime.
+    """
     needed_because = [Needed("nothing")]
     if not start.options.dry_run:
         at = time.perf_counter()
@@ -295,7 +297,9 @@ def _outdated(options: CompactOptions, archive: Archive) -> list[str]:
 def _missing(
     options: CompactOptions, listing: ListedArchive, state: State, checkpoints: Mapping[Key, Checkpoint]
 ) -> dict[Key, list[Segment]]:
-    """Return the archived segments that generations use and the archive lacks: by a lost mount, or a deleted topic."""
+    """Return the archived segments that the generations of partitions use that are not in the archive: a disk may not
+    be mounted, or the topic was deleted.
+    """
     absent = [
         (key, checkpoint.generation, checkpoint.run_id)
         for key, checkpoint in checkpoints.items()

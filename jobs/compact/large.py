@@ -48,7 +48,10 @@ def one_partition(plan: PartitionPlan) -> PartitionResult:
 
 
 def compact_large(workers: Runner, plan: PartitionPlan, watcher: Watcher, run_stages: RunStages) -> PartitionResult:
-    """Compact one whole partition in many tasks. watcher: hears how much they read; run_stages: as `on_spark`."""
+    """Compact one partition, all of it, as `one_partition` does, but in many tasks. `watcher` hears how much they read.
+
+    run_stages: as `on_spark`.
+    """
     clock = Clock()
     try:
         done = attempt(plan.name, lambda: _compact_if_due(workers, plan, clock, watcher, run_stages))
@@ -63,7 +66,9 @@ def compact_large(workers: Runner, plan: PartitionPlan, watcher: Watcher, run_st
 def _compact_if_due(
     workers: Runner, plan: PartitionPlan, clock: Clock, watcher: Watcher, run_stages: RunStages
 ) -> PartitionResult | Exception:
-    """Return the result; or an error of Spark or the machine, which is no problem of the partition."""
+    """Return the result; or an error of Spark, or of the machine through Spark, which is no problem of
+    the partition.
+    """
     try:
         return _compact(workers, plan, clock, watcher, run_stages)
     except Exception as error:

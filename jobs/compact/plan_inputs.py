@@ -105,7 +105,9 @@ def input_from_generation(
     archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment], store_uri: str, gaps: str
 ) -> PartitionInput | Problem:
     """Return the input of a partition with a generation: that generation, and the archive after it. Return the problem
-    if the archive is another log now, lacks what comes next, or holds again what was passed over. gaps: the setting.
+    if the archive is another log now, lacks what comes next, or holds again what the generation passed over.
+
+    gaps: the setting.
     """
     ours = [s for s in manifest if s.root == "store"]
     theirs = [s for s in manifest if s.root == "archive"]
@@ -228,7 +230,9 @@ def parse_gaps(checkpoint: Checkpoint) -> tuple[Gap, ...]:
 
 
 def refilled_gap_problem(archived: ArchivedPartition, checkpoint: Checkpoint, gaps: Sequence[Gap]) -> Problem | None:
-    """Return the problem if a file holds offsets that the generation passed over: no run would read them."""
+    """Return the problem if a file holds offsets that were missing when the generation was made: no run would read
+    them.
+    """
     bases = [s.base_offset for s in archived.segments]
     for hole in gaps:
         inside = archived.segments[bisect_left(bases, hole.first) : bisect_right(bases, hole.last)]
@@ -388,8 +392,9 @@ def choose_topic_id(archived: ArchivedPartition, before: Checkpoint | None, *, r
 
 
 def _bounds_after(bounds: Bounds, topic_id: str | None, next_offset: int, new: str) -> Bounds:
-    """Return the bounds of a generation that ends at next_offset: those of the generation before, and of its own log up
-    to that offset, from which erasures of other logs removed their keys. new: an erasure made now; "": none.
+    """Return the bounds of a generation that ends at next_offset: the bounds of the generation before, and those of its
+    own log up to that offset, from which erasures of other logs removed their keys. new: an erasure that is made now;
+    "": none.
     """
     own = {
         one: next_offset if until == MAX_OFFSET else until

@@ -73,7 +73,9 @@ def _draft_plan(
 
 
 def _with_budget(plan: PartitionPlan, run: RunContext, io_budget_bytes: int | None) -> PartitionPlan:
-    """Return a plan with its share; of all, with the run's new key, if overdue and the budget allows it."""
+    """Return the plan of a partition. The whole partition is cleaned if the last such run is too long ago and the
+    budget allows it. The plan then has the run's new key of the hashes.
+    """
     policy, context = replace(plan.policy, io_budget_bytes=io_budget_bytes), plan.run
     limits = schedule_limits(policy.settings, io_budget_bytes)
     if _is_overdue(plan) and limits.affords_all(plan.log_bytes):
@@ -129,7 +131,9 @@ def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionRe
 
 
 def _draft(start: Start, key: Key, run: RunContext, links: Collection[str]) -> PartitionPlan | Problem:
-    """Return a partition's plan, from its generation and what follows or from the archive, or what prevents it."""
+    """Return the draft of a partition's plan, or the problem that prevents it. The partition's input is its generation
+    and what follows, or the archive if there is no generation.
+    """
     archived, checkpoint = start.archive.partitions[key], start.checkpoints.get(key)
     uri, gaps = start.state.root.uri, start.listing.settings[key[0]].gaps
     given: PartitionInput | Problem = _listing_problem(start, key, links) or (
@@ -146,7 +150,9 @@ def _draft(start: Start, key: Key, run: RunContext, links: Collection[str]) -> P
 
 
 def _listing_problem(start: Start, key: Key, links: Collection[str]) -> Problem | None:
-    """Return why a partition cannot be read at all. links: symbolic links among the store's partition folders."""
+    """Return the problem for which a partition cannot be read at all. links: symbolic links among the store's folders
+    of partitions.
+    """
     archived, folder = start.archive.partitions[key], partition_folder(*key)
     if folder in links:
         path, expected, hint = f"{PARTITIONS}/{folder}", "a folder of the store", LINKED_FOLDER.hint
@@ -202,7 +208,9 @@ def share_budget(io_budget: int | None, drafts: Sequence[PartitionPlan]) -> list
 
 
 def _wish(draft: PartitionPlan, io_budget: int) -> tuple[float, int]:
-    """Return (share of dead bytes in segments to rewrite, most bytes to move), as known before a run by yield."""
+    """Return two estimates for a run by yield without a budget, from facts known before the run: the share of dead
+    bytes in the segments to rewrite, and the maximum of bytes to move.
+    """
     if not draft.policy.partial:
         return 0.0, 0
     rows = cleaned_rows(draft.input)
@@ -239,7 +247,9 @@ def _is_touched(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
 
 
 def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan | PartitionResult:
-    """Return a result if the listing shows that the partition is not due (other facts confirm it); else the plan."""
+    """Return a result if the listing shows that the partition is not due: other facts can only reduce the cleanable
+    range. Else return the plan.
+    """
     if plan.is_due_anyway or plan.policy.erasing is not None or _may_expire(plan, manifest):
         return plan
     settings = plan.policy.settings

@@ -264,7 +264,9 @@ def _problem_text(r: PartitionResult) -> str:
 
 
 def _held_back(results: Iterable[PartitionResult], *, every: bool) -> list[str]:
-    """Return a line for each rule that holds partitions back, with the longest held; `every`: for each partition."""
+    """Return a line for each rule that holds partitions back, with the one that it has held back longest; or for every
+    rule of each partition.
+    """
     by_rule: dict[tuple[str, str], list[tuple[str, HeldBack]]] = {}
     for r in results:
         for reason in r.held_back:

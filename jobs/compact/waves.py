@@ -219,7 +219,9 @@ class _Partitions(CountedBytes):
 
 
 def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) -> list[PartitionResult]:
-    """Run the tasks of both ways at once. If the run is asked to end, return the results there are."""
+    """Run the tasks of both ways at once, so that those of one fill the gaps between the stages of the other. If the
+    run is asked to end, return the results there are.
+    """
     plans = [*choice.one_task, *choice.several]
     partitions = _Partitions(progress, plans, workers)
 

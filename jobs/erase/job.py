@@ -109,7 +109,9 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
 
 
 def _vacuum(state: State, remains: Remains) -> VacuumReport | None:
-    """Return a dry run of `vacuum --erased` over older generations with keys; None: there are none, or vacuum fails."""
+    """Return the report of a dry run of `vacuum --erased` over older generations with keys; None without such
+    generations, or vacuum fails.
+    """
     older = sorted({where.topic for where in remains.generations if not where.is_current})
     if not older:
         return None

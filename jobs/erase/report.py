@@ -76,7 +76,9 @@ class Remains:
 
     @classmethod
     def of(cls, sought: Sought, store: str, current: Mapping[Key, int]) -> Remains:
-        """Return what a search found, by generation. current: the number of each partition's current generation."""
+        """Return the generations and keys that a search found. current: the number of each partition's current
+        generation.
+        """
         out, numbers = cls(), dict[SearchedGeneration, int]()
         codes_by_part = [
             np.empty(0, np.int64)

@@ -213,7 +213,9 @@ def fill_report(report: SearchReport, sought: Sought, names: pa.StringArray) -> 
 
 
 def _counts(sought: Sought) -> tuple[NDArray[np.int64], dict[tuple[str, ...], list[int]]]:
-    """Return int64[3, n], how often each key is found, possible, a tombstone; and by place (files, found, possible)."""
+    """Return int64[3, n], for each key the records found, possible and found as tombstones; and by place the number of
+    files, of keys found in them and of possible keys.
+    """
     n = len(sought.keys)
     n_found, may, tombstones = of_keys = np.zeros((3, n), np.int64)
     rows: dict[tuple[str, ...], list[int]] = {}

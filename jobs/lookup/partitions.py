@@ -96,12 +96,12 @@ def stored_partitions(options: LookupOptions, notes: list[str]) -> list[SourcePa
             notes.append(f"{store.uri}/{row.folder}: vacuum has deleted generation {row.generation}; left out")
             continue
         partition = generation_partition(store, row, manifests[row.key], None, files)
-        if (path := partition.leader_epochs) is not None:
-            try:
-                epochs = tuple(checkpoints.read_leader_epochs(read_file(store, path), path))
-                partition = replace(partition, epochs=epochs)
-            except LogFormatError as error:
-                notes.append(f"{error}; leader epochs unknown")
+        path = f"{row.folder}/{names.LEADER_EPOCH_CHECKPOINT}"  # every generation has the file
+        try:
+            epochs = tuple(checkpoints.read_leader_epochs(read_file(store, path), path))
+            partition = replace(partition, epochs=epochs)
+        except LogFormatError as error:
+            notes.append(f"{error}; leader epochs unknown")
         found.append(partition)
     return found
 

@@ -309,7 +309,9 @@ def run_table(
     source, target = normal_uri(options.queries or ""), normal_uri(options.output or "")
     given = (Place("the archive", options.archive or ""), Place("the store", options.store or ""))
     archives = list_archives(options.store) if options.store is not None else []
-    check_apart(Place("--output", target), *(place for place in (*given, *archives) if place.uri))
+    logs = {segment.root for one in partitions for segment in one.segments}  # an older generation's archive too
+    read = (Place("a log that is read", root) for root in sorted(logs))
+    check_apart(Place("--output", target), *(place for place in (*given, *archives, *read) if place.uri))
     kinds = _format(source, "--queries"), _format(target, "--output")
     if not exists(open_root(source), ""):
         raise MissingPathError(path=source, expected="a table of queries", found="none")

@@ -223,7 +223,8 @@ _HINT = (
 
 def left_out(tables: State, topics: TopicFilter, archives: Mapping[str, Archive | None]) -> Iterator[Problem]:
     """Yield a problem for each partition of the archive without a generation in the store. If an archive cannot be
-    read, the states of the last runs show its partitions. A topic that no run was to compact is no part of the store.
+    read, the states of the last runs show which partitions it had. A topic that no run was asked to compact is no part
+    of the store.
 
     archives: listings by URI; None: the archive cannot be read.
     """

@@ -66,7 +66,7 @@ from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import format_uuid, read_partition_metadata, write_partition_metadata
 from lastkey.logformat.storage.access_error import in_one_line
 from lastkey.logformat.storage.io_counts import limited
-from lastkey.udfs.convert_log import ConvertedLog, ConvertSettings, convert_log
+from lastkey.udfs.convert_log import ConvertedLog, ConvertSettings, convert_log, holds_magic_3
 from lastkey.udfs.last_records import segment_end
 from lastkey.udfs.problem import timed
 from lastkey.udfs.segments import cleaner_checkpoint, side_checksums
@@ -245,10 +245,16 @@ def _add_topic_id(out: RestoredPartition, plan: RestorePlan, output: Root, creat
 def _restore_log(
     source: Root, segment: Segment, output: Root, to: str, formats: ConvertSettings
 ) -> tuple[bool, ConvertedLog | None]:
-    """Copy a segment's log, or convert one with magic 3. Return (whether it is a reflink, the converted log)."""
-    if "3" in segment.magics.split(","):
-        return False, _in_magic_2(source, segment, output, to, formats)
-    return copy_log(source, segment.path, output, to, segment.size_bytes, segment.checksum), None
+    """Copy a segment's log, or convert it if it has batches of magic 3. Return whether the copy is a reflink, and the
+    converted log.
+    """
+    newer, reflinked = _holds_magic_3(segment), False
+    if not newer:
+        reflinked = copy_log(source, segment.path, output, to, segment.size_bytes, segment.checksum)
+    if newer is None:  # the headers show it; those of the copy, where each look at the source costs a request
+        looked_at = (source, segment.path) if source.is_local else (output, to)
+        newer = holds_magic_3(*looked_at, segment.size_bytes)
+    return (False, _in_magic_2(source, segment, output, to, formats)) if newer else (reflinked, None)
 
 
 def _add_ends(
@@ -270,6 +276,11 @@ def _add_ends(
         out.last_visible_offset = last if last >= out.log_start_offset else -1
     except LogFormatError:
         return
+
+
+def _holds_magic_3(segment: Segment) -> bool | None:
+    """Return whether a segment holds magic 3, by the manifest; None: an older manifest, without `magics`."""
+    return None if segment.magics is None else "3" in segment.magics.split(",")
 
 
 def _in_magic_2(source: Root, segment: Segment, output: Root, to: str, formats: ConvertSettings) -> ConvertedLog:

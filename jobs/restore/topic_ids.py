@@ -41,7 +41,8 @@ class GivenTopic:
 def read_topic_ids(path: str | None, restored: Collection[str]) -> dict[str, GivenTopic]:
     """Return the topics that a file gives, by name; none without a file.
 
-    restored: topics of the store. BAD_TOPIC_IDS: a line or id is wrong, a topic has two, or no restored topic has one.
+    restored: topics of the store. Raises BAD_TOPIC_IDS for a line or id that is wrong, for two ids of a topic, and if
+    no restored topic is in the file.
     """
     if path is None:
         return {}

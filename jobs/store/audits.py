@@ -175,7 +175,9 @@ def _source_files(version: Version, source: str) -> list[str]:
 def commit_results(
     state: State, name: str, source: str, schema: pa.Schema, written: Sequence[DataFile], kept: Collection[str] = ()
 ) -> None:
-    """Replace the results of the last audit of `source` but `kept`. ConflictError: these were replaced meanwhile."""
+    """Replace the files of the last audit of `source` in a table of results; some are kept. Raise ConflictError if
+    another audit has replaced one that is kept.
+    """
 
     def plan(version: Version) -> Change:
         old = _source_files(version, source)

@@ -43,7 +43,9 @@ def data_files(root: Root, name: str) -> set[str]:
 
 
 def create_table(root: Root, folder: str, schema: pa.Schema, files: Sequence[DataFile]) -> None:
-    """Make a user's Delta table of files in their folder, by its first commit. ConflictError: there is a table."""
+    """Make a user's Delta table of these files in their folder, by its first commit. Raise ConflictError if there is a
+    table.
+    """
     actions = [*created(Schema.from_arrow(schema).to_json()), *(file.added() for file in files)]
     commit = encode_commit(folder, 0, actions, {})
     make_folder(root, log := f"{folder}/_delta_log")

@@ -58,7 +58,9 @@ def key_id(key: bytes) -> bytes:
 
 
 def write_erasure(store: Root, data: bytes) -> None:
-    """Write the file of an erasure, before any generation names it; keep a valid one: the same keys give the same."""
+    """Write the file of an erasure, before any generation names it. Keep an existing valid file: the same keys give the
+    same file.
+    """
     path = erasure_path(content_id(data))
     try:
         read_erased(store, path)
@@ -117,7 +119,9 @@ def merged(several: Iterable[Bounds]) -> Bounds:
 
 
 def in_log(bounds: Bounds, topic_id: str | None, otherwise: int) -> dict[str, int]:
-    """Return each erasure's bound in a log; `otherwise` if only others have one. A log without id is any log."""
+    """Return the bound of each erasure in one log; `otherwise` if only other logs have one. A log without a topic id
+    (before Kafka 2.8) counts as the same log as any other.
+    """
     out = {}
     for erasure, logs in bounds.items():
         same = {log: until for log, until in logs.items() if log in ("", topic_id)}

@@ -22,7 +22,8 @@ _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  
 
 def check_exclusive(root: Root) -> None:
     """Raise NOT_EXCLUSIVE if a second writer of the same name is not refused, because every commit relies on that:
-    FUSE, exFAT and some network shares have no hard links, and not every server honours If-None-Match.
+    FUSE, exFAT and some network shares have no hard links, and not every server honours If-None-Match. Delete the
+    probe.
     """
     probe = f"state/.probe-{uuid.uuid4().hex}"
     expected = (

@@ -60,7 +60,9 @@ class RunFolder:
 
 
 def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
-    """Yield runs' folders below segments/, and note other entries. None with or below a symbolic link is whole."""
+    """Yield every run's folder below segments/, and note all other entries there. A folder is not whole below a
+    symbolic link, or with one in it: its files may be another store's.
+    """
     linked, partition_links = is_link(store, PARTITIONS), links_in(store, PARTITIONS)
     notes += [f"{PARTITIONS}: {_LINK}"] if linked else []
     for partition in _entries(store, PARTITIONS, notes):
@@ -106,7 +108,9 @@ def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:
 
 
 def check_no_links(root: Root) -> None:
-    """Raise LINKED_FOLDER if a folder of a store, or an entry of its tables or erasures, is a symbolic link."""
+    """Raise LINKED_FOLDER if a folder of a store or anything in its folders of tables and erasures is a symbolic
+    link.
+    """
     own = {name for name in links_in(root, "") if name in ("state", PARTITIONS, ERASED_KEYS)}
     for folder in ("state", *map(table_folder, TABLES), ERASED_KEYS):
         own |= {f"{folder}/{name}" for name in links_in(root, folder)}
@@ -115,7 +119,9 @@ def check_no_links(root: Root) -> None:
 
 
 def check_not_inside(what: str, root: Root, path: str = "") -> None:
-    """Raise UsageError if a local output is in a store or among a partition's logs. what: the user's word for it."""
+    """Raise UsageError if a local output is in a store, or in a folder with a partition's logs, under any name of the
+    folder. Only their owners write there. what: the user's word for the place.
+    """
     if not root.is_local:
         return
     for folder in Path(os.path.realpath(root.full(path))).parents:

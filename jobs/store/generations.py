@@ -120,7 +120,9 @@ def list_each(root: Root, current: Mapping[Key, Checkpoint]) -> dict[Key, list[t
 
 
 def checkpoint_at(root: Root, row: Checkpoint, generation: int) -> Checkpoint | None:
-    """Return a generation's checkpoint (row: the current one's); None: not there. GenerationError: unreadable."""
+    """Return the checkpoint of a generation of a partition (row: of the current one); None if it is not there. Raise
+    GenerationError if its manifest cannot be read.
+    """
     if row.generation <= generation:
         return row if row.generation == generation else None
     number, commit = next((each for each in list_generations(root, row) if each[0] <= generation), (0, None))
@@ -130,7 +132,9 @@ def checkpoint_at(root: Root, row: Checkpoint, generation: int) -> Checkpoint | 
 
 
 def readable_at(root: Root, current: Mapping[Key, Checkpoint], generation: int) -> dict[Key, Checkpoint]:
-    """Return `checkpoint_at` of each partition that has the generation. ERASED_RECORDS: one may hold erased records."""
+    """Return `checkpoint_at` of each partition that still has the generation. Raise ERASED_RECORDS for one that may
+    hold records erased since.
+    """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         rows = pool.map(lambda row: checkpoint_at(root, row, generation), current.values())
         readable = {key: row for key, row in zip(current, rows, strict=True) if row is not None}

@@ -62,7 +62,9 @@ def needed(
 
 
 def _newest_jobs(table: pa.Table) -> pa.Table:
-    """Return the newest KEEP_JOBS rows about whole runs, each job's newest success, and every erasure and check."""
+    """Return the newest KEEP_JOBS rows about whole runs, the newest success of each job, for monitoring, and every
+    erasure and check, for auditors.
+    """
     ordered = table.sort_by([("ended_ms", "descending"), ("run_id", "ascending")])
     done: dict[str, int] = {}
     kept = set(range(min(KEEP_JOBS, len(ordered))))

@@ -123,7 +123,9 @@ def delete_expired_leases(root: Root, leases: Iterable[Lease], now_ns: int) -> l
 
 
 def wait_until_released(root: Root, run_id: str, ends_at: float | None = None) -> None:
-    """Wait until a run's lease is deleted or not renewed in time; at most until `ends_at` (monotonic clock)."""
+    """Wait until a run has deleted its lease, or has not renewed it for the expiry by this process's monotonic clock;
+    at most until `ends_at` on that clock.
+    """
     pause, seen, since = threading.Event(), -1, time.monotonic()
     while (lease := _read(root, run_id, [])) is not None:
         now = time.monotonic()

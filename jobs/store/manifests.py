@@ -31,7 +31,6 @@ from lastkey.jobs.store import rows
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST, partition_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow
 from lastkey.logformat import names
-from lastkey.logformat.listing import Segment
 from lastkey.udfs.storage import Root, flush, flush_all, is_link, make_folder, put_file, sizes_in
 
 _AT_ONCE: Final = 8
@@ -45,7 +44,9 @@ def to_json(commit: Commit) -> bytes:
 
 
 def from_json(data: bytes, path: str) -> Commit:
-    """Parse a manifest into its commit. Raise BAD_MANIFEST for a torn or damaged one, or another format."""
+    """Parse a manifest into the commit that it was written for. Raise BAD_MANIFEST for a torn or damaged one, or
+    another format.
+    """
     try:
         content = json.loads(data)
         if content["format"] != rows.FORMAT:
@@ -56,7 +57,7 @@ def from_json(data: bytes, path: str) -> Commit:
         state = generation["partition_state"]
         commit = Commit(
             checkpoint=rows.parse_row(Checkpoint, generation["checkpoint"]),
-            segments=[rows.parse_row(Segment, row) for row in generation["segments"]],
+            segments=[rows.parse_segment(row) for row in generation["segments"]],
             run=rows.parse_row(RunRow, generation["run"]),
             partition_state=state and rows.parse_row(PartitionState, state),
         )
@@ -73,7 +74,9 @@ def from_json(data: bytes, path: str) -> Commit:
 
 
 def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
-    """Write and flush the manifests of a wave. ConflictError: a vacuum without grace deleted a folder."""
+    """Write the manifests of a wave, each into its generation's folder, and flush all. Raise ConflictError if a folder
+    is missing: a vacuum without grace deleted it.
+    """
 
     def write(commit: Commit) -> None:
         put_file(store, f"{commit.folder}/{MANIFEST}", to_json(commit))
@@ -89,7 +92,9 @@ def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
 
 
 def make_folders(store: Root, commits: Sequence[Commit]) -> None:
-    """Make and flush the folders of generations without files of their own. LINKED_FOLDER: a partition's is a link."""
+    """Make the folders of generations that have no files of their own, and flush them. Raise LINKED_FOLDER before
+    that if a partition's folder is a symbolic link.
+    """
     for folder in {partition_folder(*commit.key) for commit in commits}:
         if is_link(store, folder):
             raise LINKED_FOLDER(path=f"{store.uri}/{folder}")
@@ -165,7 +170,9 @@ def read_whole(store: Root, folder: str) -> tuple[Commit | None, str]:
 
 
 def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, int | None]]:
-    """Yield files that differ from a manifest: path, bytes expected (None: some), bytes found (None: no file)."""
+    """Yield the files of a generation that differ from its manifest: path below the store, bytes expected (None: more
+    than 0), bytes found (None: no such file).
+    """
     folder = commit.checkpoint.folder  # a rollback's files are in an older one
     sizes: dict[str, int | None] = {f"{folder}/{name}": size for name, size in sizes_in(store, folder).items()}
     wanted = dict(_files(commit, folder))
@@ -179,7 +186,9 @@ def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, 
 
 
 def check_files(store: Root, commits: Iterable[Commit]) -> None:
-    """List generations' files once more. ConflictError: one differs from its manifest, as by a vacuum without grace."""
+    """List the files of generations once more. Raise ConflictError if one differs from its manifest: another process
+    changed it, such as a vacuum without grace.
+    """
     for commit in commits:
         for path, size, seen in other_files(store, commit):
             raise ConflictError(

@@ -28,7 +28,9 @@ _NUMBERED: Final = re.compile(r"\.?(\d{20})\..*")  # commits, checkpoints, check
 
 
 def forget(root: Root, table: str, needed: Collection[str]) -> None:
-    """Delete a table's old commits and data files. table: its folder; needed: the head's data files, below it."""
+    """Delete old commits and data files. table: its folder below the store; needed: the head's data files, below the
+    table.
+    """
     log = f"{table}/_delta_log"
     listed = root.filesystem.get_file_info(pafs.FileSelector(root.full(log)))
     newest_ns = max((info.mtime_ns or 0 for info in listed), default=0)  # time of the newest commit

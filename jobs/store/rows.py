@@ -32,6 +32,10 @@ _OUTCOMES = {DONE: "done", PROBLEMS: "problems", CONFLICT: "conflict", PARTIAL: 
     _INTERRUPTED, "interrupted"
 )
 _DEAD = ("dead_records", "dead_bytes")  # records and bytes that a segment's sources lost
+# Columns that the first stores of this format lack
+_LATER = (
+    "min_timestamp_ms", "side_files", "applied_to", "superseded", "expected_dead", "facts_bytes", "key_files", "magics"
+)  # fmt: skip
 _FIELDS = {"applied_to": "deduplicated_through", "anew": "reset"}  # column -> field with another name
 _COLUMNS = {field: column for column, field in _FIELDS.items()}
 _TYPES = get_type_hints(Segment) | dict.fromkeys(_DEAD, int)
@@ -41,8 +45,7 @@ SEGMENT_COLUMNS: dict[str, Any] = {
     for name in (
         "base_offset", "root", "path", "size_bytes", "next_offset", "last_offset", "batches", "records", "tombstones",
         "max_timestamp_ms", "mtime_ms", "codecs", "checksum", "source_bytes", "source_records", *_DEAD, "cleaned",
-        "txn_index_bytes", "offset_index_bytes", "time_index_bytes", "min_timestamp_ms", "side_files", "applied_to",
-        "superseded", "expected_dead", "facts_bytes", "key_files", "magics",
+        "txn_index_bytes", "offset_index_bytes", "time_index_bytes", *_LATER,
     )
 }  # fmt: skip
 
@@ -188,7 +191,9 @@ class RunWork(RunOrigin):
 
 @dataclass(frozen=True)
 class RunRow(RunWork):
-    """Row of `cleaner_runs` about a partition, appended before the switch. Off the parents' chain: of a dead run."""
+    """Row of `cleaner_runs` about a partition, appended before the switch. Rows off the chain of parents belong to runs
+    that died.
+    """
 
     reset: bool = False  # --reset: made of the archive alone; the generation before may be the only copy of its records
     expired: str | None = None  # JSON an Expired each: what retention deleted
@@ -310,7 +315,8 @@ _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_
 
 def histories(checkpoints: Mapping[Key, Checkpoint], runs: Iterable[RunRow]) -> dict[Key, list[RunRow]]:
     """Return the committed runs of every partition, newest first: the chain of parents from its checkpoint, past
-    resets. Where `jobs.store.history` has removed a parent's row, the chain continues with the next older row.
+    resets. Where `jobs.store.history` has removed a parent's row, the chain continues with the next older row, which is
+    on it too.
     """
     rows: dict[Key, list[RunRow]] = {key: [] for key in checkpoints}
     for row in runs:
@@ -427,6 +433,15 @@ def segment_rows(commit: Commit) -> list[dict[str, Any]]:
     return [of | manifest_row(segment) for segment in commit.segments]
 
 
+def parse_segment(entry: Mapping[str, Any]) -> Segment:
+    """Return the segment of a row, and no field that is no column. Raise KeyError for a missing column; those of _LATER
+    take their defaults, also where they are null.
+    """
+    columns = (name for name in SEGMENT_COLUMNS if name not in _DEAD)
+    given: dict[str, Any] = {name: entry.get(name) if name in _LATER else entry[name] for name in columns}
+    return Segment(**{field_name(name): given[name] for name in given if given[name] is not None or name not in _LATER})
+
+
 def check_places(places: Iterable[str], path: str, kind: Kind[DataError]) -> None:
     """Raise an error about a manifest or table, `path`, if a row names anything but runs and files of its partition: a
     command would serve another partition's file, or a file outside of the store and the archive. places: of each row.
@@ -437,7 +452,9 @@ def check_places(places: Iterable[str], path: str, kind: Kind[DataError]) -> Non
 
 
 def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:
-    """Return the rows of a table with these columns, and perhaps others, as `parse_row` does."""
+    """Return the rows of an Arrow table with these columns, and perhaps others. A column that is missing or null, as in
+    rows that are older than it, takes its default.
+    """
     names = [column for column in _column_defaults(kind) if column in table.column_names]
     return [parse_row(kind, row) for row in table.select(names).to_pylist()]
 

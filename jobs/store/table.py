@@ -321,7 +321,9 @@ def replaced(version: Version, keys: Sequence[str], new: pa.Table, held: Held) -
 
 
 def joined(table: pa.Table, keys: pa.Table, how: str) -> pa.Table:
-    """Return the rows with keys in `keys` (how: left semi) or not (left anti). Arrow's joins drop nested columns."""
+    """Return the rows whose keys are among `keys` (how: left semi), or are not (left anti), with nested columns too:
+    Arrow's own joins carry none.
+    """
     numbered = table.select(keys.column_names).append_column("_row", pa.array(range(len(table)), pa.int64()))
     # No threads: a join of few rows is no faster by them, and waits for ever where none can be started
     return table.take(numbered.join(keys, keys.column_names, join_type=how, use_threads=False)["_row"])
@@ -393,7 +395,9 @@ def _write(version: Version, table: pa.Table) -> DataFile:
 
 
 def _commit(version: Version, schema: pa.Schema, added: list[DataFile], change: Change, own: str) -> None:
-    """Put version n + 1, once. FileExistsError: it is there. After any error it may have been put all the same."""
+    """Put version n + 1, once. Raise FileExistsError if it is there. After any error it may have been put all the
+    same.
+    """
     if version.number >= 0 and not exists(version.root, _commit_path(version.name, version.number)):
         raise FileNotFoundError(errno.ENOENT, "no commit to build upon", f"{version.root.uri}/{version.folder}")
     actions = created(Schema.from_arrow(schema).to_json()) if version.delta is None else []
@@ -424,7 +428,9 @@ def _search(version: Version, now: Version, tried: set[str]) -> int | None:
 
 
 def _settled(version: Version, number: int) -> int:
-    """Flush and check our commit; return its version. Now and then write a checkpoint, and delete old files."""
+    """Flush and check our commit, and return its version. Now and then write a checkpoint, so that readers need fewer
+    commits, and delete old files.
+    """
     root = version.root
     flush(root, f"{version.folder}/_delta_log")  # the error after which it was found may be the flush's
     if root.is_local:

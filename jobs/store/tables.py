@@ -76,7 +76,9 @@ class State:
         return {(row.topic, row.partition): row for row in states}
 
     def manifests(self, wanted: Iterable[Checkpoint]) -> dict[Key, list[Segment]]:
-        """Return the segments of generations, by partition and base offset. NO_GENERATION: some are not known."""
+        """Return the segments of generations, by partition, each list by base offset. Raise NO_GENERATION if those of a
+        partition are not known any more.
+        """
         by_key = {row.key: row for row in wanted}
         runs = self.read_segments([(row.key, row.generation, row.run_id) for row in by_key.values()])
         segments_by_key = {run[0]: segments for run, segments in runs.items()}
@@ -116,7 +118,7 @@ class State:
         for row in found.select([*rows.OF_GENERATION, "segments"]).to_pylist():
             run = ((row["topic"], row["partition"]), row["generation"], row["run_id"])
             if run in runs:
-                manifests[run] = [rows.parse_row(Segment, segment) for segment in row["segments"]]
+                manifests[run] = [rows.parse_segment(segment) for segment in row["segments"]]
         self._check_places(rows.segment_places(run[0], s) for run, held in manifests.items() for s in held)
         return manifests
 
@@ -124,7 +126,9 @@ class State:
         rows.check_places(places, f"{self.root.uri}/{table_folder(CHECKPOINTS)}", DAMAGED_TABLE)
 
     def histories(self, topics: Iterable[str] | None = None) -> dict[Key, list[RunRow]]:
-        """Return the committed runs of partitions (topics: of these), newest first by parents; for reports alone."""
+        """Return the committed runs of each partition (topics: of these), newest first, by the chain of parents. They
+        are for reports alone.
+        """
         names = None if topics is None else set(topics)
         checkpoints = {key: row for key, row in self.checkpoints().items() if names is None or key[0] in names}
         runs = self.rows(RUNS, rows.run_schema())
@@ -136,7 +140,8 @@ class State:
 
     def check_writable(self) -> None:
         """Raise NOT_EXCLUSIVE if the file system cannot refuse a second commit, and LINKED_FOLDER if a folder is a
-        link. Raise UsageError if a new store would be inside another store or an archive.
+        link. Raise UsageError if a new store would be inside another store or an archive. The first commit does this;
+        so does a job before it works for one.
         """
         if not self._checked:
             check_no_links(self.root)
@@ -169,7 +174,8 @@ class State:
 
     def _check(self, version: Version) -> None:
         """Raise UsageError unless the store has the format that this version of Lastkey knows; ConflictError if the
-        table was taken away since it was read: to a vacuum, every generation would look uncommitted.
+        table was taken away since it was read. Otherwise every generation would look uncommitted: to a vacuum, and to a
+        run that commits only new partitions.
         """
         fields = version.delta.schema().fields if version.delta else ()
         store_format = max(

@@ -182,7 +182,9 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
 def _commits(
     options: VerifyOptions, store: Root, current: Mapping[Key, Checkpoint], report: VerifyReport
 ) -> dict[Key, Commit]:
-    """Return the commits that made the wanted generations' files: of a rollback those of the one it goes back to."""
+    """Return the commit that made the files of the wanted generation, of each partition that has it: a rollback's are
+    those of the generation that it goes back to.
+    """
     wanted = {key: options.generation or row.generation for key, row in current.items()}
 
     def find(key: Key) -> Commit | GenerationError | None:
@@ -217,7 +219,8 @@ def _choose_archive(options: VerifyOptions, run: RunRow) -> str:
 
 def _archive_now(uri: str, options: VerifyOptions, report: VerifyReport) -> Archive | None:
     """List the archive that generations were made of. Return None if it cannot be read, which is a problem, or is
-    missing, as it may no longer be needed. MissingPathError: it is missing, and the user named it.
+    missing. A missing archive is no problem, because it may no longer be needed. Raise MissingPathError if it is
+    missing and the user named it.
     """
     try:
         return listed(uri, options.topics)

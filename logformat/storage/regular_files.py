@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final
@@ -23,6 +24,7 @@ from lastkey.logformat.errors import readable
 from lastkey.logformat.storage.locations import text_entries
 
 _MOST_AHEAD: Final = 1 << 30  # bytes, about what a fast disk reads while the modules of a job are imported
+_MOST_LISTED: Final = 10_000  # files that are looked at for it
 _KINDS: Final = {
     stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
@@ -93,9 +95,9 @@ def read_ahead(folders: Iterable[str]) -> None:
 
 def _read_ahead(folders: Iterable[str]) -> None:
     left = _MOST_AHEAD
-    with suppress(OSError):
-        logs = [path for folder in folders if "://" not in folder for path in Path(folder).rglob("*.log")]
-        for path in sorted(logs, key=lambda path: path.name):
+    with suppress(OSError, ValueError):  # the second: a path with a null byte
+        found = (path for folder in folders if "://" not in folder for path in Path(folder).rglob("*.log"))
+        for path in sorted(islice(found, _MOST_LISTED), key=lambda path: path.name):
             with open_local(str(path)) as file:
                 size = min(file.size(), left)
                 os.posix_fadvise(file.fileno(), 0, size, os.POSIX_FADV_WILLNEED)

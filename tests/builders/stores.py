@@ -22,7 +22,7 @@ from lastkey.jobs.store.rows import (
     RunRow,
     arrow_schema,
     checkpoint_schema,
-    parse_row,
+    parse_segment,
 )
 from lastkey.jobs.store.tables import open_state
 from lastkey.logformat.listing import Segment
@@ -43,7 +43,7 @@ def row(kind, **values):
     if kind is Segment:
         columns = checkpoint_schema().field("segments").type.value_type
         filled = {f.name: empty[f.type] for f in columns if f.name not in LATER}
-        return parse_row(Segment, filled | values)
+        return parse_segment(filled | values)
     fields = [f for f in dataclasses.fields(kind) if f.init]
     types = dict(zip([f.name for f in fields], arrow_schema(kind).types, strict=True))
     zeros = {f.name: empty[types[f.name]] for f in fields if f.default is dataclasses.MISSING}

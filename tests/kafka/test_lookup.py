@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pyarrow.compute as pc
@@ -146,10 +145,6 @@ def test_lookups_equal_those_of_a_broker(tmp_path_factory):
         ]
         assert wrong == [], name
         queries_by_time = Queries(np.array(times[name][:60]), np.ones(len(times[name][:60]), np.bool_))
-        mine = (
-            lookup(replace(plans[name], read_committed=True), queries_by_time)
-            .answers.column("answer_offset")
-            .to_pylist()
-        )
+        mine = lookup(plans[name], queries_by_time, committed=True).answers.column("answer_offset").to_pylist()
         assert [-1 if offset is None else offset for offset in mine] == [one[0] for one in committed[name]], name
         assert read[name] == [first_readable(folder, offset) for offset in offsets[name]], name

@@ -41,7 +41,9 @@ class SegmentTimes:
     bytes_above: int = 0  # bytes of the log above the high watermark, which were not read
 
     def largest_timestamp(self) -> np.ndarray:
-        """Return int64[n] as Kafka's LogSegment.largestTimestamp does: without record timestamps the mtime."""
+        """Return int64[n] as Kafka's LogSegment.largestTimestamp does: the mtime of a file whose records have no
+        timestamp.
+        """
         return np.where(self.max_timestamp >= 0, self.max_timestamp, self.mtime_ms)
 
     def with_young_rest(self) -> SegmentTimes:
@@ -139,7 +141,9 @@ def compaction_delay_ms(
 
 
 def is_due(cleanable: CleanableRange, delay_ms: int, min_dirty_ratio: float, min_dirty_bytes: int, force: bool) -> bool:
-    """Return whether to clean now: `force`, the lag has passed, or both ratio (strictly) and volume are reached."""
+    """Return whether to clean now: the lag has passed, or both the ratio (strictly) and the volume are reached.
+    `--force` cleans the whole cleanable range.
+    """
     if cleanable.cleanable_bytes <= 0:
         return False
     if force or delay_ms > 0:
@@ -157,7 +161,9 @@ def group_segments_by_size(
     max_bytes: int,
     max_index_bytes: int,
 ) -> list[range]:
-    """Return the groups that become one segment, by sizes before cleaning (KAFKA.md, "Segment groups")."""
+    """Return the groups of segments that become one, as ranges of segment numbers, by sizes before cleaning (KAFKA.md,
+    "Segment groups").
+    """
     groups: list[range] = []
     start = 0
     n = len(base_offsets)
@@ -192,7 +198,8 @@ def expired_segments(
     last_may_go: bool,
 ) -> dict[Reason, int]:
     """Return the number of segments that each rule removes, in the order of UnifiedLog.deleteOldSegments.
-    Without a limit it removes none, not even those below the log start: no setting asks for that.
+    Without a limit it removes none, not even those below the log start: no setting asks for that, and there they do no
+    harm.
 
     retention_ms, retention_bytes: -1: no limit; last_may_go: whether no batch will be appended to the last segment; an
     empty last segment stays even then.
@@ -259,7 +266,9 @@ def is_last_of_producer(batches: np.ndarray, producers: LastBatches) -> np.ndarr
 def batch_retention(
     batches: np.ndarray, discardable: np.ndarray, producers: LastBatches, first_uncleanable_offset: int, now_ms: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (retention: int8[n], drop_records: bool[n]) for BATCH[n], by Kafka 4.0's rule for a round's last batch."""
+    """Return (retention: int8[n], drop_records: bool[n]) for BATCH[n], with Kafka 4.0's rule for the last batch of a
+    round.
+    """
     drop = np.zeros(len(batches), np.bool_)
     if discardable.any():
         control = (batches["attributes"] & CONTROL_MASK) != 0
@@ -272,7 +281,9 @@ def batch_retention(
 
 @dataclass(frozen=True)
 class Compression:
-    """Compression of rewritten batches. Control batches keep their codec; a broker never compresses markers."""
+    """Compression of rewritten batches. Control batches keep their codec; their transaction markers are never
+    compressed by a broker.
+    """
 
     codec: int = OWN_CODEC
     levels: Levels = DEFAULT_LEVELS
@@ -336,7 +347,9 @@ def begin_at(batches: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def key_candidates(batches: np.ndarray, rules: Rules) -> np.ndarray:
-    """Return bool[n] for BATCH[n]: not control, aborted or undecided; their records may be the last of their key."""
+    """Return bool[n] for BATCH[n]: the batches whose records may be the last of their key, so no control, aborted or
+    undecided ones.
+    """
     _, drop = batch_retention(
         batches, rules.discardable(batches), rules.producers, rules.first_uncleanable_offset, rules.now_ms
     )

@@ -173,7 +173,9 @@ def clean_in_stages(
 
 
 def finish(plan: PartitionPlan, cleaned: Cleaned, clock: Clock) -> PartitionResult:
-    """Write the generation's other files; return the result. LogFormatError: null keys, if null_keys is "fail"."""
+    """Write the other files of the generation, and return the result. Raise LogFormatError if the partition holds
+    records without key and the setting null_keys is "fail".
+    """
     n_null_keys = cleaned.tally["null_keys"]
     if n_null_keys and plan.policy.settings.null_keys == "fail":
         expected, found = "a key in every record", f"{n_null_keys} records without one"

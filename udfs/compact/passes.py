@@ -148,7 +148,9 @@ class KeysLost(Exception):
 
 
 def clean_by_yield(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer, clock: Clock) -> Cleaned:
-    """Clean new records, and segments with enough yield. Raises TooManyKeys, and KeysLost for unreadable keys."""
+    """Clean new records, and segments with enough yield. Raises TooManyKeys, and KeysLost if keys that are needed
+    cannot be read.
+    """
     dirty, sources = analysis.cleanable.first_dirty_offset, analysis.sources
     below = sorted(analysis.replaced)
     fresh = [n for n in below if sources[n].first_offset >= dirty]
@@ -217,7 +219,8 @@ def _prepare_rules(
     analysis: Analysis, bounds: Mapping[int, int], chosen: Sequence[int], before: _KeysBehind, number: int
 ) -> Rules:
     """Enter the keys against which a chosen source is not deduplicated yet, and return its rules. If the next source is
-    carried over, this source's last header stays: a segment without batches would mislead searches by time.
+    carried over, the header of this source's last batch stays: a segment without batches would mislead searches by
+    time.
     """
     before.enter(bounds[number])
     source = analysis.sources[number]
@@ -270,7 +273,9 @@ def superseded_by_filters(plan: PartitionPlan, rows: Rows, hashes: np.ndarray) -
 def schedule_segments(
     plan: PartitionPlan, analysis: Analysis, rows: Rows, superseded: Mapping[int, int]
 ) -> list[ScheduledSegment]:
-    """Return a decision on each older segment: rewrite for lost facts or filter, removable tombstones, or yield."""
+    """Return the decision for each older segment. Rewritten are those without facts or filter, those with removable
+    tombstones, and those whose yield suffices.
+    """
     numbers = sorted(rows)
     sources = [analysis.sources[n] for n in numbers]
     dead = [superseded.get(n, rows[n].superseded) for n in numbers]
@@ -365,7 +370,9 @@ def remove_records(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer)
 
 
 def _is_already_applied(plan: PartitionPlan, analysis: Analysis) -> bool:
-    """Return whether a generation is needed only for removed records: the current one notes the erasure to the end."""
+    """Return whether a new generation that removes no records is unnecessary: the current one notes the erasure up to
+    the log end.
+    """
     erasing, until = plan.policy.erasing, plan.input.generation.next_offset
     if erasing is None or until is None:  # a run of the archive alone, which has none of the keys
         return True

@@ -68,7 +68,9 @@ class CleanSettings:
 
     @property
     def compression(self) -> Compression:
-        """Codec and levels of rewritten batches; levels hold only for a named codec (Kafka's BrokerCompressionType)."""
+        """Codec and levels of rewritten batches. As in a broker, levels hold only if compression.type names the codec
+        (Kafka's BrokerCompressionType.targetCompression).
+        """
         if self.compression_type == "producer":
             return Compression()
         return Compression(CODEC_NAMES.index(self.compression_type), self.levels, self.recompress)
@@ -214,8 +216,9 @@ class PartitionPlan:
 
     @property
     def is_due_anyway(self) -> bool:
-        """Return whether the partition is due independent of its records: it starts over, and would be uncleanable in
-        the next run; or it is an empty log without a generation, which keeps only its ends and leader epochs.
+        """Return whether the partition is due independent of its records: a partition that starts over, which would be
+        uncleanable in the next run; an empty log without a generation: only its log start, log end and leader epochs
+        are kept.
         """
         return self.input.reset or (
             self.input.generation.next_offset is None and not self.log_bytes and self.policy.erasing is None

@@ -70,7 +70,9 @@ Split = tuple[Part, ...]  # in the order of the log
 def make_splits(
     scans: Sequence[SegmentScan], groups: Sequence[range], split_bytes: int, cores: int
 ) -> tuple[Split, ...]:
-    """Cut the groups' segments at chunks into splits of one size: about `split_bytes` at most, enough for all cores."""
+    """Cut the groups' segments at borders of chunks into splits of one size: of at most about `split_bytes`, and enough
+    for all cores.
+    """
     of_chunk = [
         (number, group, chunk)
         for group, numbers in enumerate(groups)
@@ -177,7 +179,9 @@ def last_of_each_key(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> I
 
 
 def rewrite_group(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[RewrittenGroup | Problem]:
-    """Yield the rewritten group, or a Problem; of a group without chunk, no item. batches: its OFFSETS."""
+    """Yield the rewritten group, or a Problem. batches: its OFFSETS; without any, yield no item: the group has no
+    chunk.
+    """
     table = pa.Table.from_batches(batches, _OFFSETS)
     if len(table):
         yield from _or_problem(of, "rewrite", lambda: iter([_rewrite(of, table)]), pickle.loads)
@@ -396,7 +400,9 @@ def _sorted_offsets(rows: pa.Table) -> np.ndarray:
 
 
 def own_folder(plan: PartitionPlan) -> str:
-    """Return a folder for this try of a task alone: a late retry must not write into a committed folder."""
+    """Return a folder beside the generation's, where a new segment waits. No other task writes there, nor another try
+    of the same task: a late retry must not write into a committed folder.
+    """
     return f"{plan.run.folder}.{secrets.randbelow(10**19)}"
 
 

@@ -190,7 +190,9 @@ def search_key_file(keys: KeySet, file: SearchFile, findings: Found) -> None:
 
 
 def search_filter(keys: KeySet, file: SearchFile, in_log: np.ndarray | None, findings: Found) -> None:
-    """Add the keys that a filter takes as "may". in_log: int64[], rows that its log holds; None: not all read."""
+    """Add the keys that a filter takes as "may". in_log: int64[], rows of the keys that its log holds; None if that was
+    not read to the end. Raises LogFormatError.
+    """
     secret = _secret(file)
     raw = _whole(file)
     if len(raw) % FILTER_BLOCK != _CRC_BYTES or len(raw) < FILTER_BLOCK:
@@ -245,7 +247,9 @@ class Searched:
 def search_files(
     keys: KeySet, hidden: KeySet | None, files: Sequence[SearchFile], *, digests: bool = False
 ) -> Searched:
-    """Search a task's files; a filter follows its log. hidden: see `search_table`; digests: also return SHA-256s."""
+    """Search the files of one task. A filter is directly after its log. hidden: see `search_table`; digests: read
+    each file once more for its SHA-256.
+    """
     search, found = _Search(keys, hidden), dict[int, str]()
     for number, file in enumerate(files):
         search.found.begin(number)

@@ -92,7 +92,9 @@ class KeySet:
         return held
 
     def rows(self, high: np.ndarray, keys: Any) -> np.ndarray:
-        """Return int64[n]: each key's row, -1: none. high: u8[n], of their hashes; keys: pa.BinaryArray[n]."""
+        """Return int64[n]: the row of each of these keys in the set, -1 if it is not there. high: u8[n], their hashes;
+        keys: pa.BinaryArray[n] without nulls.
+        """
         at = np.minimum(np.searchsorted(self._sorted, high), len(self) - 1)
         rows = self._order[at]
         same = self._sorted[at] == high
@@ -157,7 +159,9 @@ class SizeGroup:
     at: np.ndarray  # int64[], first byte of each key of the set
 
     def search(self, text: np.ndarray, first: np.ndarray, start: int = 0) -> int:
-        """Write first positions in text (uint8), plus start, to first[row] (int64[]; -1: none yet); return how many."""
+        """Write to first[row] (int64[], -1: not found yet) the first position of each key in `text` (uint8), plus
+        `start`. Returns the number of keys found now.
+        """
         return search(
             text, len(text), self.size, _BASE, self.shift, self.bits, self.hashes, self.rows, self.data, self.at, first,
             start,

@@ -7,8 +7,8 @@
   the segments are read back, with checksums; from them come indexes, transactions and producer snapshots (udfs.reindex)
 
 Cost: each copy is read once. The chosen bytes are read again when they are copied (on a disk inside the kernel), and
-once more when they are read back. Memory: a chunk of each copy, and windows of batch headers; the headers of all
-batches are in temporary files, 96 bytes a batch.
+once more when they are read back. Memory: a chunk of each copy, windows of batch headers, and the ranges of
+_WAITING planned segments; the headers of all batches are in temporary files, 96 bytes a batch.
 """
 
 from __future__ import annotations
@@ -83,14 +83,15 @@ def _merge(task: MergeTask, out: MergedPartition) -> None:
     with ThreadPoolExecutor(_THREADS) as pool:
         writes = _Writes(task, output, pool)
         primary, segment_bytes = plan.ranks.index(0), task.settings.segment_bytes
-        with closing(LogWriter(output, task.folder, plan.streams, primary, segment_bytes, writes.submit)) as writer:
+        writer = LogWriter(output, task.folder, plan.streams, primary, segment_bytes, writes.submit)
+        with closing(writer), closing(writes):
             _choose(task, plan, writer, out)
             if out.refused:
                 return
             bases = writer.finish(out.next_offset)
-        out.segments = len(bases)
-        out.log_start_offset = max(out.log_start_offset, bases[0])
-        outcomes = writes.outcomes()
+            outcomes = writes.outcomes()
+    out.segments = len(bases)
+    out.log_start_offset = max(out.log_start_offset, bases[0])
     _write_side_files(task, plan, output, outcomes, out)
 
 
@@ -117,15 +118,20 @@ class _Writes:
         self.output, self.pool, self.folder = output, pool, task.folder
         self.target = Target("output", output.uri, output.uri)
         self.settings = task.settings
-        self.jobs: list[Future[list[SegmentOutcome]]] = []
+        self.listener = listener_of_thread()
+        self.segments: list[NewSegment] = []
+        self.jobs: list[Future[list[SegmentOutcome]]] = []  # of each
 
     def submit(self, new: NewSegment, following: int | None) -> None:
         """Begin with a segment; wait if too many are not done. following: base offset of the next one."""
+        self.segments.append(new)
         self.jobs.append(self.pool.submit(self._write, new, following))
         if len(self.jobs) > _WAITING:
             self.jobs[-1 - _WAITING].result()
 
     def _write(self, new: NewSegment, following: int | None) -> list[SegmentOutcome]:
+        if self.listener is not None:
+            self.listener(0)  # raises if the run has ended
         segment = new.write()
         with flushing(self.output, segment.path):
             return reindex_segments(ReindexTask(self.target, self.folder, (segment,), self.settings, following))
@@ -133,6 +139,13 @@ class _Writes:
     def outcomes(self) -> list[SegmentOutcome]:
         """Wait for all segments; return what was found in them."""
         return [outcome for job in self.jobs for outcome in job.result()]
+
+    def close(self) -> None:
+        """Begin with no more segments, and close the files of those that wait."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        for new, job in zip(self.segments, self.jobs, strict=True):
+            if job.cancelled():
+                new.close()
 
 
 def _surveys(task: MergeTask, out: MergedPartition) -> list[Survey]:

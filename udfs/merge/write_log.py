@@ -100,8 +100,9 @@ class LogWriter:
         return max((each for each in bases if self._end < each <= base), default=base)
 
     def _begin(self, base_offset: int) -> NewSegment:
-        if self._segment is not None:
-            self.planned(self._segment, base_offset)
+        done, self._segment = self._segment, None  # its thread closes it
+        if done is not None:
+            self.planned(done, base_offset)
         self.new_bases.append(base_offset)
         return NewSegment(self.output, self.folder, base_offset)
 

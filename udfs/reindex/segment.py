@@ -134,7 +134,9 @@ def _place(folder: str, segment: Segment, kind: str) -> SideFilePlace:
 
 
 def _read_index(root: Root, place: SideFilePlace, max_bytes: int) -> SideBytes | Verdict | None:
-    """Return an archived index, None if missing, or its verdict if unreadable, which is no fault of the log."""
+    """Return an archived index, or None if missing; its verdict if it is unreadable, which is no fault of the
+    log.
+    """
     if place.archived is None:
         return None
     try:

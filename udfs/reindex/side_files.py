@@ -379,7 +379,9 @@ class _Fold:
             self._settle(place, verdict, checkpoints.write_leader_epochs(epochs))
 
     def _cannot_be_read(self, place: SideFilePlace, error: LogFormatError) -> bool:
-        """Report an unreadable file, which stays as it may have more than the log; False: another error."""
+        """Report an unreadable file and return True: it may be intact and have more facts than a compacted log, so it
+        is not replaced. Return False for any other error.
+        """
         if error.kind == "unreadable":
             self.done.files.append(place.report("impossible", unparsed(error, error.kind)))
         return error.kind == "unreadable"

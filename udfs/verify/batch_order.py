@@ -57,7 +57,9 @@ def _some(wrong: np.ndarray) -> Iterator[int]:
 class Epochs:
     """Check of leader epochs, which no checksum covers: they do not fall along the log of one cluster, and are those
     that the leader-epoch-checkpoint names. Other epochs are a note, since a log restored into another cluster looks so.
-    If the archive's file names a batch's epoch and a generation's copy of it does not, that is a row.
+
+    A generation's file is a copy of the archive's. If the archive's file names a batch's epoch and the copy does not,
+    the copy is wrong, and that is a row.
     """
 
     def __init__(self, plan: CheckPlan, findings: Findings) -> None:
@@ -126,7 +128,9 @@ def _epochs_at(listed: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 class Producers:
-    """Check for batches that a broker refuses to load: unknown markers, batches that interrupt a transaction."""
+    """Check for batches that a broker refuses when it loads a log: unknown markers, batches that interrupt a
+    transaction.
+    """
 
     def __init__(self) -> None:
         self.before = no_producers()

@@ -153,7 +153,9 @@ def _number(buf: np.ndarray, at: Any) -> tuple[Any, Any]:
 
 @kernel
 def header_versions(run: Run, name: np.ndarray, out: np.ndarray) -> None:
-    """Write the long in each record's last header `name` (uint8[]) to out: int64[m]; -1: negative, other size, none."""
+    """Write the big-endian long in each record's last header called `name` (uint8[]) to out: int64[m]; -1 if it is
+    negative, of another size, or missing.
+    """
     bodies, spans = run.bodies, run.spans
     for i in range(bodies.shape[0]):
         for row in range(bodies[i].first_span, bodies[i].first_span + bodies[i].n_records):

@@ -100,8 +100,10 @@ def _check_manifest(plan: GenerationPlan, findings: Findings) -> None:
             ("codecs", _bits(row.codecs), facts.codecs), ("checksum", row.checksum, facts.checksum),
             ("records", row.records, facts.records if row.cleaned else facts.headers_records),
             ("end of its range", row.next_offset, end),
-            ("message formats", sum(1 << int(magic) for magic in row.magics.split(",") if magic), facts.magics),
         ]  # fmt: skip
+        if row.magics is not None:
+            magics = sum(1 << int(magic) for magic in row.magics.split(",") if magic)
+            held.append(("message formats", magics, facts.magics))
         if row.tombstones >= 0:
             held.append(("tombstones", row.tombstones, facts.tombstones))
         if row.min_timestamp_ms >= 0:
@@ -161,7 +163,9 @@ def _add(findings: Findings, path: str, expected: str, seen: str) -> None:
 
 
 def _check_files(plan: GenerationPlan, findings: Findings) -> None:
-    """Check that the files beside the logs are there, with the manifest's checksums, and indexes with its sizes."""
+    """Check the files of a generation beside its logs: snapshots and text files exist, indexes have the manifest's
+    sizes, and all have its checksums.
+    """
     root = open_root(plan.side.store_uri)
     wanted = [
         segment_file(row.base_offset, "snapshot") for row in plan.manifest if row.base_offset > plan.log_start_offset
@@ -192,8 +196,10 @@ def _check_files(plan: GenerationPlan, findings: Findings) -> None:
 
 
 def _check_parent(plan: GenerationPlan, findings: Findings) -> int:
-    """Check invariants 1 to 3; return the number of records that were compared. A missing file of the parent is no
-    problem, as `vacuum` deletes old ones; a damaged or unreadable one raises LogFormatError.
+    """Check invariants 1 to 3; return the number of records that were compared.
+
+    A missing file of the parent is no problem of the generation, as `vacuum` deletes old ones; a damaged or unreadable
+    one raises LogFormatError.
     """
     try:
         return _compare_with_parent(plan, findings)
@@ -256,7 +262,9 @@ def _compare_with_parent(plan: GenerationPlan, findings: Findings) -> int:
 
 
 def _changed_parent(plan: GenerationPlan, sizes: list[tuple[int, int, int]]) -> str:
-    """Return how the parent differs from the run's source, or "". LogFormatError: a file is missing or another."""
+    """Return why the parent differs from the source of the run; "" if it does not. Raises LogFormatError for an
+    unexplained difference: a file is missing, short or replaced.
+    """
     base = np.array([s.first_offset for s in plan.parent], np.int64)
     held = np.array([n for n, _, _ in sizes], np.int64)
     for row in plan.manifest:

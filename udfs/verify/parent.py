@@ -117,7 +117,8 @@ def compare(
 ) -> Differences:
     """Return all differences.
 
-    *_transactions: TXN_ROW[m] of each side's whole log, after end_offset too; n_records: of the parent, by headers.
+    *_transactions: TXN_ROW[m] of each side's whole log, after end_offset too; n_records: records of the parent, as far
+    as headers show.
     """
     slots = 1 << 16
     while slots // 2 < n_records and slots * 2 * _BYTES_PER_SLOT <= memory_bytes // 2:
@@ -182,7 +183,9 @@ def _table(slots: int) -> LastOfKeys:
 
 
 def _report_lost(table: LastOfKeys, differences: Differences, child: Side, rules: AllowedDrops) -> None:
-    """Report keys that lost their last record; and unless versions decide, those with only an older one."""
+    """Report the keys that lost their last record, and the keys with only an older record. With a version strategy, a
+    record with a lower version may remain.
+    """
     taken = table.offset >= 0
     differences.add_at("lost", np.sort(table.offset[taken & ~table.ok]), child)
     if rules.by.strategy == "offset":

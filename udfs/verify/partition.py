@@ -206,7 +206,9 @@ def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, findings: 
 
 
 def _check_markers(plan: CheckPlan, findings: Findings) -> None:
-    """Add a row for each transaction with a lost marker; in a generation a note: compaction keeps what is undecided."""
+    """Add a row for each transaction whose marker is lost. In a generation it is a note, because a compaction keeps
+    what it cannot decide.
+    """
     if any(f.damaged for f in findings.facts):
         return  # the marker may be in the damage
     rows, bases = findings.transactions, np.array([f.base_offset for f in findings.facts], np.int64)
@@ -323,7 +325,9 @@ def _check_text_files(plan: CheckPlan, findings: Findings) -> None:
 
 def check_log_directory(uri: str, path: str) -> tuple[int, list[Problem]]:
     """Read the checkpoints and meta.properties of the log directory `path` below a root; return how many there are, and
-    a row for each bad one, and for a high watermark below the log start.
+    a row for each bad one.
+
+    A high watermark below the log start that another file states is a row too.
     """
     root = open_root(uri)
     problems: list[Problem] = []

@@ -38,7 +38,9 @@ OPEN_AT = np.dtype([("row", "i8"), ("producer_id", "i8"), ("first_offset", "i8")
 
 
 def transaction_rows(batches: np.ndarray) -> np.ndarray:
-    """Return TXN_ROW[m] of BATCH[n]: data batches of transactions (marker -1), ABORT and COMMIT markers with a record.
+    """Return TXN_ROW[m] of BATCH[n]: data batches of transactions (marker -1), and ABORT and COMMIT markers that hold
+    one.
+
     A batch without a producer is in no transaction.
     """
     attributes = batches["attributes"]
@@ -55,7 +57,9 @@ def transaction_rows(batches: np.ndarray) -> np.ndarray:
 
 
 def decisions(rows: np.ndarray, log_start_offset: int = 0) -> np.ndarray:
-    """Return int8[m] for TXN_ROW[m] in log order: CONTROL_ABORT, CONTROL_COMMIT (a marker's own), OPEN or UNKNOWN."""
+    """Return int8[m]: CONTROL_ABORT, CONTROL_COMMIT, OPEN or UNKNOWN for each of TXN_ROW[m] in log order; a marker's
+    own.
+    """
     _, closing = _closing(rows)
     out: np.ndarray = np.where(closing >= 0, rows["marker"][closing], OPEN).astype(np.int8)
     lost, _ = lost_markers(rows, log_start_offset)

@@ -104,7 +104,9 @@ class LogWalk:
             position = after
 
     def _incomplete(self, position: int) -> int | None:
-        """Return the position to read from again at a batch that the buffer cuts; None: the file ends inside it."""
+        """Return the position to read from again at a batch that is incomplete in the buffer; None: the file ends
+        inside it.
+        """
         left = self.size - position
         if left < _PEEK:
             self.torn_bytes = left

@@ -297,6 +297,18 @@ def test_credentials_are_refused_and_not_repeated(options):
     assert "hush" not in str(refused.value)
 
 
+def test_conditions_on_keys_leave_those_of_the_option():
+    from pyspark.sql.datasource import EqualTo, In
+
+    from lastkey.jobs.data_source.filters import narrow
+    from lastkey.jobs.data_source.options import parse
+
+    options = parse({"path": "a", "key": "a"}, "kafka_log")
+    both, _ = narrow([In(("key",), (b"a", b"z"))], options)
+    neither, _ = narrow([In(("key",), (b"a", b"z")), EqualTo(("key",), b"z")], options)
+    assert (both.asked.wanted.keys, neither.asked.wanted.keys) == ({b"a"}, set())
+
+
 @pytest.mark.slow
 def test_spark_reports_errors_of_options_and_paths(spark, archive, tmp_path):
     with pytest.raises(AnalysisException, match="unknown option topcis; did you mean topics"):

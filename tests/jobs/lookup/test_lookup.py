@@ -18,9 +18,12 @@ from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import load_config
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.compact import job as compact
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.lookup.job import LookupReport
 from lastkey.jobs.lookup.partitions import archived_partitions
-from lastkey.jobs.lookup.tables import answered
+from lastkey.jobs.lookup.tables import answered, run_table
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.udfs.lookup.queries import Queries, lookup, lookup_table
@@ -231,6 +234,25 @@ def test_queries_of_files_are_answered(spark, tmp_path, capsys, kind):
     )  # fmt: skip
     code, _, err = run(capsys, ARCHIVE, "--queries", source, "--output", target)
     assert (code, "found something" in err) == (2, True)
+
+
+def test_output_in_a_log_that_is_read_is_refused(tmp_path):
+    """The archive of an older generation may be another one than that of the current generations."""
+    archive = Path(shutil.copytree(ARCHIVE, tmp_path / "older"))
+    (tmp_path / "q.csv").write_text("topic,partition,offset\nusers,0,1\n")
+    partitions = archived_partitions(str(archive), EVERY_TOPIC, [])
+    options = LookupOptions(store=str(tmp_path), queries=str(tmp_path / "q.csv"), output=str(archive / "new" / "a.csv"))
+    with pytest.raises(UsageError, match="--output"):
+        run_table(options, partitions, LookupReport("", ""), Silent())
+
+
+def test_missing_epoch_checkpoint_of_a_generation_is_noted(store, capsys, tmp_path):
+    copy = Path(shutil.copytree(store, tmp_path / "copy"))
+    for file in copy.rglob("leader-epoch-checkpoint"):
+        file.unlink()
+    code, out, _ = run(capsys, "--store", copy, "--partition", "users-1", "--json", "--time", "latest")
+    assert code == 0
+    assert any(note.endswith("leader epochs unknown") for note in json.loads(out)["notes"])
 
 
 # -- a segment that is missing

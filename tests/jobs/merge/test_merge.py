@@ -5,22 +5,29 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from uuid import UUID
 
 import pytest
 
 from examples import make_replicas
-from lastkey.jobs.command import cli
+from lastkey.jobs.command import cli, options
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import VerifyOptions
+from lastkey.jobs.command.options import MergeOptions, VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import LOG_DIRECTORY_IN_USE, NOT_EMPTY, MissingPathError, UsageError
 from lastkey.jobs.merge.report import MergeReport
 from lastkey.jobs.verify import job as verify
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files import checkpoints, producer_snapshot, transaction_index
+from lastkey.udfs.merge import merge_partition, write_log
 from lastkey.udfs.merge.copies import MergedPartition
+from lastkey.udfs.merge.write_log import NewSegment
 from tests.builders.archives import borders, offset_checkpoint
 from tests.builders.damage import edit, flip
 from tests.builders.errors import raises_kind
@@ -63,6 +70,15 @@ def text(directory: Path) -> str:
 def check(directory: Path) -> None:
     report = verify.run(VerifyOptions(archive=str(directory), config=CONFIG), Silent())
     assert report.exit_code == 0, report.to_text()
+
+
+def open_files(folder: Path) -> list[str]:
+    """Return the files below a folder that this process has open."""
+    targets = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the listing itself
+            targets.append(str(descriptor.readlink()))
+    return [target for target in targets if target.startswith(str(folder))]
 
 
 def test_equal_copies_are_copied_byte_for_byte(tmp_path: Path) -> None:
@@ -493,6 +509,63 @@ def test_result_does_not_depend_on_the_window_size(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(job, "_settings", lambda *of: replace(settings(*of), window_batches=1))
     run_merge([one, other], tmp_path / "small")
     assert read_tree(tmp_path / "small") == read_tree(tmp_path / "large")
+
+
+def test_result_does_not_depend_on_the_ranges_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment with more ranges is begun while it is planned."""
+    of = copies(tmp_path)
+    for copy, batches in enumerate(([0, 2], [1], [])):
+        for batch in batches:
+            flip_bit(log(of[copy], 0), batch)
+    run_merge(of, tmp_path / "many")
+    monkeypatch.setattr(write_log, "_MOST_RANGES", 1)
+    run_merge(of, tmp_path / "few")
+    assert read_tree(tmp_path / "few") == read_tree(tmp_path / "many")
+
+
+@pytest.mark.parametrize("ranges", [1, 1 << 14])
+def test_failed_segment_refuses_the_partition_and_closes_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: int
+) -> None:
+    """Segments that wait are not written, and those that are being written close their files alone."""
+    of = copies(tmp_path, 2, LOG + LATER * 6)
+    write_segment, written, ended = NewSegment.write, list[str](), Event()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait, cancel_futures=cancel_futures)
+            if cancel_futures:
+                ended.set()
+
+    def fail_second(self: NewSegment) -> Segment:
+        written.append(self.path)
+        if len(written) == 2:
+            self.close()
+            raise LogFormatError("changed", self.path, 0, "more bytes", "end of file")
+        if len(written) == 3:
+            assert ended.wait(60)  # the fourth waits
+        return write_segment(self)
+
+    monkeypatch.setattr(merge_partition, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(write_log, "_MOST_RANGES", ranges)
+    monkeypatch.setattr(merge_partition, "_WAITING", 2)
+    monkeypatch.setattr(merge_partition, "_THREADS", 1)
+    monkeypatch.setattr(NewSegment, "write", fail_second)
+    report = run_merge(of, tmp_path / "out")
+    assert single_partition(report).refused
+    assert [problem.kind for problem in single_partition(report).problems] == ["changed"]
+    assert len(written) == 3
+    assert not (tmp_path / "out" / FOLDER).exists()
+    assert open_files(tmp_path) == []
+
+
+def test_limit_on_bytes_per_second_prevents_reading_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, ...]] = []
+    monkeypatch.setattr(options, "read_ahead", read.append)
+    for settings in ({}, {"job": {"max.bytes.per.second": 10}}):
+        MergeOptions(["a", "b"], "out", config=parse_config(settings)).read_ahead()
+    MergeOptions(["a", "b"], "out", topics="t").read_ahead()
+    assert read == [("a", "b")]
 
 
 def test_segments_do_not_exceed_those_of_the_copies(tmp_path: Path) -> None:

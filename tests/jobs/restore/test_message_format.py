@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,12 @@ from lastkey.jobs.restore import job as restore
 from lastkey.jobs.restore.choose_generations import choose
 from lastkey.jobs.restore.report import RestoreReport
 from lastkey.jobs.store.generations import open_store
+from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.jobs.verify import job as verify
+from lastkey.logformat.listing import Segment
+from lastkey.udfs.convert_log import holds_magic_3
+from lastkey.udfs.storage import Root
 from tests.builders.archives import put
 from tests.builders.errors import raises_kind
 from tests.builders.formats import as_v3
@@ -95,8 +100,12 @@ def test_restore_of_magic_3_equals_that_of_magic_2(archive: Path, cases: dict[st
     assert "came from magic 3" in report.to_text()
 
 
-def test_manifest_names_segments_to_convert_to_magic_2(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
-    """The manifest names the segments of magic 3, so restore reads no batch to find them."""
+def test_manifest_names_segments_to_convert_to_magic_2(
+    archive: Path, cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest names the segments of magic 3, so batches of other segments are not read. An older manifest lacks
+    this, and the headers are read.
+    """
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
     newer = as_v3(archive, tmp_path / "newer")
     stored(newer, tmp_path, now_ms)
@@ -106,6 +115,27 @@ def test_manifest_names_segments_to_convert_to_magic_2(archive: Path, cases: dic
         root = tmp_path / "store" if row.root == "store" else newer
         assert row.magics == list_magics((root / row.path).read_bytes()[: row.size_bytes])
     assert {"2", "3"} <= {row.magics for row in rows}
+
+    walked: list[str] = []
+
+    def walk(root: Root, path: str, size: int) -> bool:
+        walked.append(path)
+        return holds_magic_3(root, path, size)
+
+    monkeypatch.setattr(restore, "holds_magic_3", walk)
+    restored = restore.run(RestoreOptions(str(tmp_path / "store"), str(tmp_path / "told")), Silent())
+    assert not walked
+
+    manifests = State.manifests
+
+    def older(*given: Any) -> dict[Any, list[Segment]]:
+        return {key: [replace(row, magics=None) for row in rows] for key, rows in manifests(*given).items()}
+
+    monkeypatch.setattr(State, "manifests", older)
+    again = restore.run(RestoreOptions(str(tmp_path / "store"), str(tmp_path / "walked")), Silent())
+    assert len(walked) == len(rows)
+    assert read_tree(tmp_path / "walked") == read_tree(tmp_path / "told") == read_tree(tmp_path / "out")
+    assert [p.converted for p in again.partitions] == [p.converted for p in restored.partitions]
 
 
 def test_batch_that_exceeds_magic_2_is_refused(tmp_path: Path) -> None:

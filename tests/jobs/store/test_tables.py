@@ -29,11 +29,10 @@ from lastkey.jobs.store.rows import (
     arrow_schema,
     checkpoint_schema,
     from_arrow,
-    parse_row,
+    parse_segment,
     to_arrow,
 )
 from lastkey.jobs.store.tables import open_state
-from lastkey.logformat.listing import Segment
 from tests.builders.errors import raises_kind
 from tests.builders.limits import within
 from tests.builders.stores import commit_with_files, make_commit, make_partition_state, manifest_segments, row, run_id
@@ -589,6 +588,6 @@ def test_spark_reads_the_store_tables(state, store, spark):
     assert decided.keys() == {("t", 0), ("t", 1), ("t", 7)}
     at = decided["t", 0]
     assert {name: at[name] for name in arrow_schema(Checkpoint).names} == dataclasses.asdict(second.checkpoint)
-    assert [parse_row(Segment, segment) for segment in at["segments"]] == manifest_segments(state, "t", 0)
+    assert [parse_segment(segment) for segment in at["segments"]] == manifest_segments(state, "t", 0)
     assert PartitionState(topic="t", partition=0, **at["partition_state"]) == second.partition_state
     assert (decided["t", 7]["generation"], decided["t", 7]["run_id"]) == (0, None)

@@ -114,7 +114,9 @@ class Pass:
 def clean_chunk(
     of: Pass, chunk: Chunk, rules: Rules, keep_legacy_tombstones: bool, *, backwards: bool, room: Room | None = None
 ) -> Iterator[CleanedRun]:
-    """Clean a chunk; yield pieces in the walk's order, last first if `backwards`. room: gives a piece's memory."""
+    """Clean the batches of a chunk; yield pieces in the order of the walk, last first if `backwards`. room: gives the
+    memory of a piece, if not each has its own.
+    """
     decided = _decide_batches(of, chunk.batches, rules)
     wanted = ~decided.drop_records & (decided.verdicts == UNKNOWN)
     of_records = RecordRules(
@@ -178,7 +180,9 @@ def _write(
 def _encoded(
     run: Run, kept: np.ndarray, cleaned: np.ndarray, rebuilt: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return bodies of the `rebuilt` batches, uncompressed: (bytes, int64[n] end of each, digest of their records)."""
+    """Return the bodies of the batches in `rebuilt`, uncompressed: (bytes, int64[n] end of each batch's body, digest of
+    their records).
+    """
     old = run.bodies["end"] - run.bodies["start"]
     room = int(old[rebuilt].sum() + _REENCODED_MORE * cleaned["n_kept"][rebuilt].sum(dtype=np.int64))
     plain = np.empty(room, np.uint8)
@@ -190,7 +194,9 @@ def _encoded(
 def _packed(
     run: Run, plain: np.ndarray, ends: np.ndarray, cleaned: np.ndarray, tally: Tally, rules: Rules
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return final bodies of the rebuilt batches: (bytes, int64[n] end of each, whether the sizes are estimates)."""
+    """Return the final bodies of the rebuilt batches, from `_encoded` ones: (bytes, int64[n] end of each batch's body,
+    whether the sizes are estimates).
+    """
     rebuilt, levels = cleaned["outcome"] == REBUILT, rules.compression.levels
     codecs = np.where(rebuilt, cleaned["attributes"] & CODEC_MASK, 0)
     if not codecs.any():
@@ -240,7 +246,9 @@ def clean_backwards(of: Pass, source: SegmentScan, rules: Rules, room: Room) -> 
 
 
 def clean_forwards(of: Pass, source: SegmentScan, rules: Rules) -> Iterator[tuple[CleanedRun, np.ndarray]]:
-    """Clean a source from its start; yield (piece, uint8[], valid until the next; empty if a dry run changed it)."""
+    """Clean one source segment from its start; yield (piece, its bytes: uint8[], valid until the next; no bytes in a
+    dry run if a batch changed).
+    """
     memory = Scratch()
 
     def room(size: int) -> np.ndarray:
@@ -260,5 +268,7 @@ def clean_forwards(of: Pass, source: SegmentScan, rules: Rules) -> Iterator[tupl
 
 
 def _keeps_legacy(source: SegmentScan, rules: Rules) -> bool:
-    """Return whether tombstones of magic 0 and 1 stay. They have no delete horizon, so the segment's mtime decides."""
+    """Return whether a segment keeps its tombstones of magic 0 and 1. These have no delete horizon, so the rule
+    compares the segment's mtime.
+    """
     return source.mtime_ms > rules.legacy_horizon_ms

@@ -139,8 +139,9 @@ class LastOffsets(_GrowingTable):
 
 
 def last_offset_decider(table: KeyTable, first_dirty_offset: int) -> Decider:
-    """Return a function that marks the last records of a run, by a table of the keys after it; those below
-    first_dirty_offset are looked up only. It raises TooManyKeys.
+    """Return a function that marks the last records of a run, by a table of the keys after it. It raises TooManyKeys.
+
+    first_dirty_offset: records below it are looked up only.
     """
 
     def mark_last(run: Run, may_stay: np.ndarray) -> None:
@@ -221,7 +222,9 @@ def known_from(pending: Sequence[PendingKeys], end: int) -> int:
 
 
 def with_pending(rows: Sequence[Segment], pending: Sequence[PendingKeys]) -> list[Segment]:
-    """Return manifest rows, by offset, with the key files that an earlier segment is not deduplicated against."""
+    """Return a manifest's rows, by offset, with the key files that are still needed: those against which an earlier
+    segment is not deduplicated yet.
+    """
     out, least = [], MAX_OFFSET  # smallest `deduplicated_through` so far
     for row in rows:
         mine = [one for one in pending if row.base_offset <= one.first < row.next_offset]
@@ -266,7 +269,9 @@ def _offsets(run: Run) -> np.ndarray:
 def key_runs(
     plan: PartitionPlan, source: SegmentScan, chunks: Sequence[ScannedChunk], rules: Rules, buffer: ChunkBuffer
 ) -> Iterator[Run]:
-    """Yield runs of keys of consecutive chunks, backwards; wanted: batches that may hold the last of a key."""
+    """Yield runs with the keys of some consecutive chunks of a source, backwards; wanted are the batches whose records
+    may be the last of their key.
+    """
     loader = plan.loader(plan.run.secret, keys_only=plan.policy.settings.compaction_strategy != "header")
     with source.open_log() as file:
         for chunk in chunks_again(file, source.path, chunks[::-1], buffer):
@@ -274,7 +279,9 @@ def key_runs(
 
 
 def check_versions(plan: PartitionPlan, highest: int, any_keys: bool) -> None:
-    """Raise LogFormatError if no record has the version header: compaction would silently decide by offset."""
+    """Raise LogFormatError if no record of a partition has the version header: compaction would silently decide by
+    offset.
+    """
     settings = plan.policy.settings
     if settings.compaction_strategy == "header" and any_keys and highest <= NO_VERSION:
         expected = f"a header {settings.compaction_strategy_header!r} of eight bytes, not negative, in some record"
@@ -355,7 +362,9 @@ class Survivors:
 
 
 def batches_to_read(run: Run) -> np.ndarray:
-    """Return int64[m], last offsets of batches with tombstones or null keys, which further rules decide about."""
+    """Return int64[m], the last offsets of the batches with a tombstone or a record without key: the rules may decide
+    about these by more than whether a later record of the key exists.
+    """
     rows = run.spans["null_key"] | run.spans["null_value"]
     if not rows.any():
         return np.zeros(0, np.int64)

@@ -72,7 +72,9 @@ def rehash(table: np.ndarray, larger: np.ndarray) -> None:
 
 @kernel
 def enter_keys(keys: np.ndarray, table: np.ndarray, used: int, done: int) -> tuple[int, int]:
-    """Enter SLOT[n] from row `done` on into SLOT[2^k], up to two thirds of it; return (slots in use, rows done)."""
+    """Enter keys: SLOT[n] from row `done` on into table: SLOT[2^k], up to two thirds of it. Returns (slots now used,
+    rows that are done).
+    """
     most = table.shape[0] * 2 // 3
     mask = np.uint64(table.shape[0] - 1)
     for i in range(done, keys.shape[0]):
@@ -94,7 +96,8 @@ def mark_last_offsets(
     run: batches that are not wanted are skipped; table: SLOT[2^k]; used: its entries; may_stay: bool[len(spans)],
     written. Looks up records below `first_dirty_offset` and adds none of them (KAFKA.md, "Last offset of each key").
     Marks records without key, and control records. left: rows of `spans` yet to mark; the rows after them are done.
-    Stops before a key that has no room: the table is full at two thirds. Returns (entries now used, rows left).
+    Stops before a key that has no room: the table is full at two thirds. Returns (entries now used, rows that are
+    left).
     """
     batches, bodies, wanted, spans = run.batches, run.bodies, run.wanted, run.spans
     most = table.shape[0] * 2 // 3
@@ -195,7 +198,8 @@ def collect_survivors(run: Run, may_stay: np.ndarray, keys: np.ndarray, offsets:
     """Collect the records of a run that are the last of their key, from the last record to the first; return their
     number. Records without key are none of them.
 
-    may_stay: bool[len(spans)]; written, with room for all: keys: u8[m, 2 or more], halves of hashes; offsets: i8[m].
+    may_stay: bool[len(spans)]; written: keys: u8[m, 2 or more], the halves of their key hashes; offsets: i8[m], both
+    with room for every record.
     """
     bodies, spans = run.bodies, run.spans
     n = 0
@@ -231,7 +235,8 @@ def mark_highest(keys: np.ndarray, table: np.ndarray, stays: np.ndarray) -> None
     """Mark the records with the highest version of their key so far, of equal ones the first. The second call with the
     same table marks one record of each key.
 
-    keys: u8[n, 3], the third column a version, otherwise as in `mark_first`; table: WINNER[2^k], with rows as offsets.
+    keys: u8[n, 3], the third column a version, otherwise as in `mark_first`; table: WINNER[2^k], whose offsets are rows
+    of `keys`.
     """
     zero, mask, n = np.uint64(0), np.uint64(table.shape[0] - 1), keys.shape[0]
     for i in range(n):

@@ -86,11 +86,13 @@ def _in_header(buf: np.ndarray, position: int, end: int, name: np.ndarray) -> np
 def enter_winners(
     run: Run, versions: np.ndarray, table: np.ndarray, used: int, wins: np.ndarray, left: int
 ) -> tuple[int, int]:
-    """Compare the records of a run, from last to first, with the winners of their keys so far; enter those that win.
+    """Compare the records of a run, from last to first, with the winners of their keys so far, and enter those that
+    win.
 
     versions: int64[len(spans)]; table: WINNER[2^k], (0, 0) is free; used: its entries; wins: bool[len(spans)], written:
     whether a record was entered; left: rows of `spans` yet to enter. Skips records without key, and control records.
-    Stops before a key that has no room: the table is full at two thirds. Returns (entries now used, rows left).
+    Stops before a key that has no room: the table is full at two thirds. Returns (entries now used, rows that are
+    left).
     """
     batches, bodies, wanted, spans = run.batches, run.bodies, run.wanted, run.spans
     most = table.shape[0] * 2 // 3

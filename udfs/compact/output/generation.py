@@ -92,7 +92,9 @@ def remove_attempts(plan: PartitionPlan) -> None:
 def write_group(
     plan: PartitionPlan, analysis: Analysis, group: Segment, stack: PieceStack, buffer: ChunkBuffer
 ) -> list[Segment]:
-    """Write a group's segments with indexes, and read them back; an empty one without survivors. Dry run: rows."""
+    """Write the segments of a group with their indexes, and read them back; a group without survivors becomes an empty
+    one. A dry run returns only the manifest's rows.
+    """
     output = GroupOutput(plan, plan.run.folder, group, analysis.kept_aborts)
     digest = stack.digest
     for rows, data in stack.drain(analysis.sources, dry_run=plan.run.dry_run):
@@ -178,7 +180,9 @@ def write_generation(plan: PartitionPlan, done: Cleaned) -> PartitionResult:
 def _write_beside(
     plan: PartitionPlan, done: Cleaned, segments: list[Segment], deleted: Sequence[Segment], log_start: int
 ) -> tuple[list[Segment], tuple[str, ...]]:
-    """Write the other files; delete cleaned segments that expired. Return complete rows, and a note on epochs."""
+    """Write the generation's other files; delete the cleaned segments that retention removes. Return the rows with
+    checksums and key files, and a note about leader epochs.
+    """
     store = make_generation_folder(plan)
     for segment in deleted:
         for kind in written_kinds(segment):
@@ -224,7 +228,8 @@ def _side_files(
 
 def _with_sources(analysis: Analysis, row: Segment) -> Segment:
     """Return the completed row of a cleaned segment: the size of its sources, its deduplication bound, and the dead
-    records that filters expected in its sources. A source of several segments counts for the one with its base.
+    records that filters expected in its sources. A source that became several segments counts for the one that holds
+    its base.
     """
     starts, superseded = [s.first_offset for s in analysis.sources], analysis.superseded
     numbers = range(bisect_left(starts, row.base_offset), bisect_left(starts, row.next_offset))
@@ -241,7 +246,9 @@ def _with_sources(analysis: Analysis, row: Segment) -> Segment:
 
 
 def _with_checksums(segments: Sequence[Segment], checksums: dict[str, int]) -> list[Segment]:
-    """Return the rows, each with the checksums of the files at its base; the last row also has all others."""
+    """Return the rows, each with the checksums of the files at its base; the last row also has those of the
+    generation's other files.
+    """
     out = []
     for segment in segments:
         own = segment_file(segment.base_offset, "snapshot")
@@ -252,7 +259,9 @@ def _with_checksums(segments: Sequence[Segment], checksums: dict[str, int]) -> l
 
 
 def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> Segment:
-    """Write an empty segment of ours in place of a source; without number at the log end, as a broker rolls one."""
+    """Write an empty segment of ours in place of a source. Without a number: write it at the log end, as a broker rolls
+    one first if retention removes all segments.
+    """
     base = analysis.sources[number].first_offset if number >= 0 else analysis.log_end_offset
     end = analysis.source_end(number) if number >= 0 else base
     segment = analysis.sources[number].segment
@@ -305,7 +314,9 @@ def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> Segme
 
 
 def _copy_rest(source: SegmentScan, store: Root, path: str) -> None:
-    """Copy the rest of an archived segment, whose beginning the generation has, into a file of ours; read it back."""
+    """Copy the rest of an archived segment whose beginning is already in the generation into a file of ours; read it
+    back.
+    """
     make_private(store, path)
     with source.open_log() as file, open_output(store, path) as stream:
         for chunk in source.chunks:
@@ -319,7 +330,8 @@ def _snapshots(
     plan: PartitionPlan, analysis: Analysis, bases: Sequence[int], log_start_offset: int
 ) -> dict[str, bytes]:
     """Return producer snapshots, by file name, at the base of every segment and at the log end. Use the archive's own
-    snapshot unless it contradicts an open transaction: a broker trusts it and would clean past the transaction.
+    snapshot unless it contradicts an open transaction: a broker trusts its snapshot and would clean past that
+    transaction.
     """
     files = {}
     starts = [s.first_offset for s in analysis.sources]

@@ -106,7 +106,9 @@ def place(plan: PartitionPlan, segments: Sequence[Segment]) -> list[Segment]:
 
 
 def place_one(plan: PartitionPlan, segment: Segment) -> Segment:
-    """Move a segment's files into the generation's folder. No task writes there, so late retries do no harm."""
+    """Move the segment's files into the generation's folder, under the name of its base. Of several tasks none writes
+    there, so a late retry cannot touch them.
+    """
     if plan.run.dry_run:
         return segment
     path = f"{plan.run.folder}/{segment_file(segment.base_offset, 'log')}"
@@ -297,7 +299,9 @@ class GroupOutput:
         self._due = 0  # bytes of its batches that have not come yet
 
     def append(self, rows: np.ndarray, data: np.ndarray) -> None:
-        """Write bytes. rows: OUT_BATCH[n], batches that begin here or in later bytes, whose own rows are empty."""
+        """Write bytes. rows: OUT_BATCH[n], batches that begin in these bytes or in those of the next calls, whose rows
+        are empty then.
+        """
         later = rows if len(rows) else self._later
         while True:
             now = later[:0]
@@ -348,7 +352,9 @@ class GroupOutput:
         self._size = 0
 
     def _finish(self, output: SegmentOutput, group: Segment, buffer: ChunkBuffer) -> tuple[Segment, int]:
-        """Close a segment, write its indexes, read it back, keep facts by yield; return (row, digest of records)."""
+        """Close a written segment, write its indexes, and read it back; by yield, keep the facts that this shows.
+        Return the manifest's row, and the digest of the rebuilt records.
+        """
         plan, store, aborts = self._plan, output.root, self._kept_aborts
         rows, offset_index, time_index = output.close()
         step("log written")

@@ -159,7 +159,9 @@ def analyse(
 
 
 def group_segments(plan: PartitionPlan, scans: Sequence[SegmentScan], end_offset: int) -> list[range]:
-    """Return the groups of consecutive segments that become one, as ranges of numbers here; end_offset: of the last."""
+    """Return the groups of consecutive segments that become one, as ranges of their numbers here; end_offset: of the
+    last one's range.
+    """
     return cleaner.group_segments_by_size(
         [s.first_offset for s in scans],
         [s.size for s in scans],

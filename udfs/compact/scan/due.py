@@ -59,7 +59,8 @@ def affected_sources(
     plan: PartitionPlan, sources: Sequence[SegmentScan], log_end: int, producers: ProducerState, sealed: bool
 ) -> range:
     """Return the range of sources to check for expired records: from the first one that retention keeps to the last one
-    with records that may be too old, without those that may grow or have an open transaction. For an erasure: all.
+    with records that may be too old. Sources that may grow, or have an open transaction, are excluded. An erasure
+    returns all sources.
     """
     if plan.policy.erasing is not None:
         return range(len(sources))
@@ -111,7 +112,9 @@ def cleanable_now(
     rows: np.ndarray,
     extent: Extent,
 ) -> tuple[CleanableRange, bool, tuple[HeldBack, ...]]:
-    """Return (cleanable range, whether it is due, rules that delay it). rows: TXN_BATCH[n] of the whole log."""
+    """Return the cleanable range, whether it is due, and if not, the rules that delay it. rows: TXN_BATCH[n],
+    of the whole log.
+    """
     facts, settings = collect_times(scans), plan.policy.settings
     if not settings.compacts:
         start = cleaner.first_dirty_offset(plan.input.first_dirty_offset, plan.input.log_start_offset, log_end)
@@ -238,7 +241,9 @@ def with_first(plan: PartitionPlan, first: Segment) -> SegmentTimes:
 
 
 def may_expire(plan: PartitionPlan, segments: SegmentTimes) -> bool:
-    """Return whether retention may remove anything, as far as the first segment and the listing show."""
+    """Return whether retention may remove anything, judged by the first segment and by facts that need no look at the
+    others.
+    """
     closed = plan.input.segments if plan.run.sealed else plan.input.segments[:-1]
     if any(s.size_bytes and s.min_timestamp_ms < plan.oldest_ms for s in closed):
         return True
@@ -256,7 +261,9 @@ def not_due(
 
 
 def unread_result(plan: PartitionPlan, segments: SegmentTimes) -> PartitionResult:
-    """Return the result of a partition that is not compacted and whose first segment does not expire."""
+    """Return the result of a partition that is not compacted and loses no segment by retention, as its first segment
+    shows.
+    """
     start = max(plan.input.first_dirty_offset or 0, plan.input.log_start_offset)
     paths, last = [s.path for s in plan.input.segments], max((s.first_offset for s in plan.input.segments), default=0)
     held_back = retention_held_back(plan, segments, paths, active=MAX_OFFSET if plan.run.sealed else last)

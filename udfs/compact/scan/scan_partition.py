@@ -54,7 +54,9 @@ def scan_all(plan: PartitionPlan, buffer: ChunkBuffer, extent: Extent = Extent.W
 
 
 def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer, extent: Extent = Extent.WHOLE) -> SegmentScan:
-    """Scan a segment of the plan, in a large partition as a task; read its facts instead if only a part is cleaned."""
+    """Scan one of the plan's segments; if only a part is cleaned, read its facts if it has any. In a large partition
+    each scan is a task of its own.
+    """
     segment = plan.input.segments[number]
     known = scan_by_facts(plan, segment) if extent is Extent.PARTIAL else None
     if known is not None:
@@ -91,7 +93,9 @@ def _bytes_above(plan: PartitionPlan, number: int, position: int) -> int:
 
 
 def if_nothing_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> PartitionResult | None:
-    """Return the result if the topic is not compacted and its oldest segment shows that nothing expires; else None."""
+    """Return the result if the topic is not compacted and the oldest segment shows that retention removes no records;
+    else None. With a result the other segments need not be read.
+    """
     if plan.policy.settings.compacts or plan.is_due_anyway or plan.policy.erasing is not None:
         return None
     first = scan_one(plan, 0, buffer)
@@ -116,7 +120,9 @@ def until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], note
 
 
 def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> None:
-    """Note a torn tail at the log end. Raises LogFormatError "torn_tail" for one elsewhere, or in a sealed archive."""
+    """Add a note for a torn tail of the last segment, where the log ends. Raises LogFormatError kind "torn_tail" for
+    one elsewhere, or in a sealed archive.
+    """
     for i, scan in enumerate(scans):
         if not scan.torn_bytes:
             continue
@@ -132,7 +138,9 @@ def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[s
 
 
 def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
-    """Raise LogFormatError for a checkpoint beyond the log end: of another log; a broker would delete segments."""
+    """Raise LogFormatError if a checkpoint is beyond the log end, because it belongs to another log. A broker would
+    then begin at the log start, or delete all segments.
+    """
     for what, offset in (
         ("log start", max(plan.input.log_start_offset, plan.input.log_start_checkpoint or 0)),
         ("first dirty offset", plan.cleaned_until),
@@ -147,7 +155,9 @@ def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
 
 
 def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
-    """Return the archive's last batch before the generation's end, if the plan's segments lack it; else LastBatch()."""
+    """Return the archive's last batch before the end of the last generation if it is in no segment of the plan; else
+    an empty LastBatch.
+    """
     segment = plan.input.identity_segment
     return LastBatch() if segment is None else _last_batch_before(plan, segment, buffer)
 
@@ -206,7 +216,9 @@ class _Hole:
 
 
 def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, notes: list[str]) -> tuple[Gap, ...]:
-    """Return the holes that the compaction passes over, old and new. LogFormatError: a gap that is not accepted."""
+    """Return the holes that the compaction passes over, old ones and new ones. Raises LogFormatError for a gap unless
+    accepted.
+    """
     accept = plan.policy.settings.gaps == "accept"
     passed = [gap for gap in plan.input.generation.gaps if gap.last >= (plan.input.log_start_checkpoint or 0)]
     accepted, range_texts = _Ranges(passed), []
@@ -287,7 +299,9 @@ def _behind_generation(plan: PartitionPlan, below: int) -> bool:
 
 
 def _cleaned_until(plan: PartitionPlan, below: int) -> int:
-    """Return the offset below which a cleaner's holes are not reported; those above a generation are."""
+    """Return the offset below which holes made by a cleaner are not reported. Holes that the archive's own cleaner made
+    above a generation are reported.
+    """
     return plan.input.first_dirty_offset or 0 if _behind_generation(plan, below) else plan.cleaned_until
 
 

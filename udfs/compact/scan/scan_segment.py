@@ -196,7 +196,8 @@ def _another_copy(path: str, position: int, expected: str, found: str) -> Proble
 
 
 def _above(file: Any, path: str, size: int, tail: Tail) -> int:
-    """Return the base offset of the batch that reached the end offset; -1: its header does not show it. size: of file.
+    """Return the base offset of the batch that reached the end offset; -1 if its header does not show it. size: bytes
+    of the file.
 
     No checksum covers that offset, so a whole batch after it must have higher offsets, or one of the two is damaged.
     Raises LogFormatError kind "offsets" if it does not.
@@ -290,7 +291,9 @@ def read_again(file: Any, path: str, chunk: ScannedChunk, out: np.ndarray) -> No
 
 
 def _first_bad(raw: np.ndarray, position: int) -> int:
-    """Return the position of the first malformed batch in `raw`; that of `raw` if each batch alone is well formed."""
+    """Return the position of the first malformed batch in `raw`; that of `raw` itself if each batch, taken alone, is
+    well formed.
+    """
     rows = np.empty(len(raw) // SMALLEST_BATCH + 1, BATCH)
     _, consumed, status, _, _ = walk_batches(raw, len(raw), position, -1, NO_END, True, rows)
     return position + (consumed if status not in (MORE, REACHED_END) else 0)

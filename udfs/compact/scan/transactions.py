@@ -34,7 +34,8 @@ OPEN_BATCH: Final = np.dtype([("producer_id", "i8"), ("first_offset", "i8"), ("m
 def discardable_batches(rows: np.ndarray, aborted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the batches that may go, of TXN_BATCH[n] in log order, given the aborted transactions, ENTRY[m].
 
-    Returns (discardable: bool[n]; kept_abort: int64[n], for an ABORT marker that must stay its row of `aborted`; -1).
+    Returns (discardable: bool[n]; kept_abort: int64[n], for an ABORT marker that must stay its row of `aborted`, else
+    -1).
     """
     discardable = np.zeros(len(rows), np.bool_)
     kept_abort = np.full(len(rows), NONE, np.int64)
@@ -93,7 +94,9 @@ def undecided_batches(rows: np.ndarray, log_start_offset: int) -> tuple[np.ndarr
 
 
 def abort_markers(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return TXN_BATCH[m], ABORT markers of rows in log order; int64[m], their producers' marker before, -1: none."""
+    """Return the ABORT markers among TXN_BATCH[n] in log order, as TXN_BATCH[m], and int64[m], the offset of the
+    previous marker of each one's producer; -1 if missing.
+    """
     markers = rows[(rows["control_type"] == CONTROL_ABORT) | (rows["control_type"] == CONTROL_COMMIT)]
     order = np.lexsort((markers["base_offset"], markers["producer_id"]))
     producer, offset = markers["producer_id"][order], markers["base_offset"][order]
@@ -115,7 +118,9 @@ def possibly_ended_in(rows: np.ndarray, first: np.ndarray, last: np.ndarray) -> 
 
 
 def markers_behind(rows: np.ndarray) -> np.ndarray:
-    """Return int64[n] for TXN_BATCH[n] in log order: offset of the producer's next marker, or its own; NO_END: none."""
+    """Return int64[n] for TXN_BATCH[n] in log order: the offset of the next marker of each row's producer, or its own
+    if it is a marker; NO_END if missing.
+    """
     n = len(rows)
     order = np.lexsort((rows["base_offset"], rows["producer_id"]))
     offsets, producers = rows["base_offset"][order], rows["producer_id"][order]
@@ -152,7 +157,9 @@ def open_at(batches: np.ndarray, offset: int) -> np.ndarray:
 
 
 def producers_with_unknown_outcome(entries: np.ndarray, opened: np.ndarray) -> np.ndarray:
-    """Return the open transactions, of OPEN_BATCH[n], that a snapshot, ENTRY[m], lacks or lets begin later."""
+    """Return the open transactions, among OPEN_BATCH[n], that a snapshot, ENTRY[m], does not know or lets begin
+    later.
+    """
     order = np.argsort(entries["producer_id"])
     at = np.searchsorted(entries["producer_id"][order], opened["producer_id"])
     producer, first = (
@@ -177,7 +184,9 @@ def add_open_transactions(entries: np.ndarray, opened: np.ndarray, replayed: np.
 
 
 def data_before(rows: np.ndarray, producers: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return int64[m]: a producer's last row of TXN_BATCH[n], in log order, wholly below an offset; -1: none."""
+    """Return int64[m]: for each pair of producer and offset, the row of the producer's last batch in TXN_BATCH[n], in
+    log order, that is wholly below the offset; -1 if missing.
+    """
     n, m = len(rows), len(producers)
     producer = np.concatenate([rows["producer_id"], producers])
     offset = np.concatenate([rows["last_offset"], offsets])
@@ -226,7 +235,9 @@ def contradictions(
 
 
 def same_marker(offset: np.ndarray, producer_id: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (bool[n]: whether an entry's marker is among those at `offset`, ascending; int64[n]: its row there)."""
+    """Return (bool[n]: whether each entry's marker is among those at `offset`, ascending; int64[n]: its row if it
+    is).
+    """
     at = np.searchsorted(offset, entries["last_offset"])
     inside = np.flatnonzero(at < len(offset))
     same = np.zeros(len(entries), np.bool_)
@@ -288,7 +299,9 @@ def note_undecided(scans: Sequence[SegmentScan], transactions: np.ndarray, notes
 
 
 def undecidable_rows(rows: np.ndarray, end: int, denied_batches: np.ndarray) -> np.ndarray:
-    """Return bool[n] for TXN_BATCH[n]: those below `end`, and those whose transaction has ended by a snapshot."""
+    """Return bool[n] for TXN_BATCH[n]: whether a batch is below the end of the cleaned range, or a snapshot shows that
+    its producer's transaction has ended.
+    """
     out: np.ndarray = (rows["base_offset"] < end) | np.isin(rows["producer_id"], denied_batches["producer_id"])
     return out
 
