@@ -120,7 +120,7 @@ class _Writes:
         self.settings = task.settings
         self.listener = listener_of_thread()
         self.segments: list[NewSegment] = []
-        self.jobs: list[Future[list[SegmentOutcome]]] = []  # of each
+        self.jobs: list[Future[list[SegmentOutcome]]] = []  # a job for each
 
     def submit(self, new: NewSegment, following: int | None) -> None:
         """Begin with a segment; wait if too many are not done. following: base offset of the next one."""

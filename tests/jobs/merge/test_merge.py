@@ -76,7 +76,7 @@ def open_files(folder: Path) -> list[str]:
     """Return the files below a folder that this process has open."""
     targets = []
     for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # that of the listing itself
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
             targets.append(str(descriptor.readlink()))
     return [target for target in targets if target.startswith(str(folder))]
 
