@@ -61,7 +61,6 @@ def run_job(job: str, options: JobOptions, progress: Progress) -> Any:
     """Return the report of a job, with its total of seconds. `compact` sets the total itself, because the error of an
     early end holds its report.
     """
-    options.read_ahead()
     module, began = imported(job), time.perf_counter()
     report = module.run(options, progress)
     if "total" not in report.seconds:

@@ -88,9 +88,6 @@ class JobOptions:
     def validate(self) -> None:
         """Raise UsageError for options that do not go together. Called for all options from a user."""
 
-    def read_ahead(self) -> None:
-        """Begin to read what the job will read in any case. Called before the job's modules are imported."""
-
 
 @declared
 class TopicOptions(JobOptions):

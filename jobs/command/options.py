@@ -45,7 +45,6 @@ from lastkey.jobs.command.option_groups import (
 )
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import TopicFilter
-from lastkey.logformat.storage.regular_files import read_ahead
 
 
 @declared
@@ -227,11 +226,6 @@ class MergeOptions(WithFolders, WithEngine):
         group="Output",
         note="Reads all copies",
     )
-
-    def read_ahead(self) -> None:
-        """Begin to read the copies, if no topic is left out and no limit says how fast."""
-        if not (self.topics.include or self.topics.exclude or self.config.job.max_bytes_per_second):
-            read_ahead(self.archives)
 
 
 @declared

@@ -11,11 +11,9 @@ import io
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from threading import Thread
 from typing import Any, Final
 
 from pyarrow import fs as pafs
@@ -23,8 +21,6 @@ from pyarrow import fs as pafs
 from lastkey.logformat.errors import readable
 from lastkey.logformat.storage.locations import text_entries
 
-_MOST_AHEAD: Final = 1 << 30  # bytes, about what a fast disk reads while the modules of a job are imported
-_MOST_LISTED: Final = 10_000  # files that are looked at for it
 _KINDS: Final = {
     stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
@@ -83,27 +79,6 @@ def will_read(file: Any, wanted: Iterable[tuple[int, int]]) -> None:
     """Announce the next reads, (position, bytes), to a file of a bucket; for files on a disk it has no effect."""
     if (tell := getattr(file, "will_read", None)) is not None:
         tell(wanted)
-
-
-def read_ahead(folders: Iterable[str]) -> None:
-    """Let the kernel read the first GiB of the `.log` files below local folders into the page cache, by file name: the
-    files of several copies of a log in turn. Return at once; no error is reported, because a later read meets it too.
-    """
-    local = [folder.removeprefix("file://") for folder in folders]
-    Thread(target=_read_ahead, args=(local,), daemon=True, name="read ahead").start()
-
-
-def _read_ahead(folders: Iterable[str]) -> None:
-    left = _MOST_AHEAD
-    with suppress(OSError, ValueError):  # the second: a path with a null byte
-        found = (path for folder in folders if "://" not in folder for path in Path(folder).rglob("*.log"))
-        for path in sorted(islice(found, _MOST_LISTED), key=lambda path: path.name):
-            with open_local(str(path)) as file:
-                size = min(file.size(), left)
-                os.posix_fadvise(file.fileno(), 0, size, os.POSIX_FADV_WILLNEED)
-            left -= size
-            if not left:
-                return
 
 
 def following(position: int, end: int, size: int) -> Iterable[tuple[int, int]]:

@@ -15,9 +15,9 @@ from uuid import UUID
 import pytest
 
 from examples import make_replicas
-from lastkey.jobs.command import cli, options
+from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import MergeOptions, VerifyOptions
+from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import LOG_DIRECTORY_IN_USE, NOT_EMPTY, MissingPathError, UsageError
 from lastkey.jobs.merge.report import MergeReport
@@ -557,15 +557,6 @@ def test_failed_segment_refuses_the_partition_and_closes_all_files(
     assert len(written) == 3
     assert not (tmp_path / "out" / FOLDER).exists()
     assert open_files(tmp_path) == []
-
-
-def test_limit_on_bytes_per_second_prevents_reading_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[tuple[str, ...]] = []
-    monkeypatch.setattr(options, "read_ahead", read.append)
-    for settings in ({}, {"job": {"max.bytes.per.second": 10}}):
-        MergeOptions(["a", "b"], "out", config=parse_config(settings)).read_ahead()
-    MergeOptions(["a", "b"], "out", topics="t").read_ahead()
-    assert read == [("a", "b")]
 
 
 def test_segments_do_not_exceed_those_of_the_copies(tmp_path: Path) -> None:

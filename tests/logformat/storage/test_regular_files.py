@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.search.windows import open_window
-from lastkey.logformat.storage.regular_files import open_local, read_ahead
+from lastkey.logformat.storage.regular_files import open_local
 from lastkey.udfs.reindex.judge import read_bounded
 from lastkey.udfs.reindex.segment import ReindexTask, reindex_segments
 from lastkey.udfs.reindex.write import Target
@@ -274,34 +273,3 @@ def test_inspect_ends_at_cyclic_links(part: Partition, capsysbinary: pytest.Capt
     assert cli.main(["inspect", str(part.root), "--no-progress"]) == 0
     out = capsysbinary.readouterr().out
     assert out.count(b"Dumping ") == len([path for path in part.folder.iterdir() if path.is_file()])
-
-
-def test_copies_are_read_ahead_by_file_name_up_to_one_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for broker in ("one", "other"):
-        for base, size in ((0, 300 << 20), (7, 700 << 20)):
-            log = tmp_path / broker / "a-0" / segment_file(base, "log")
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.touch()
-            os.truncate(log, size)
-    read: list[tuple[str, int]] = []
-
-    def advise(descriptor: int, start: int, size: int, advice: int) -> None:
-        assert (start, advice) == (0, os.POSIX_FADV_WILLNEED)
-        read.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, size))
-
-    monkeypatch.setattr(os, "posix_fadvise", advise)
-    read_ahead(["s3://bucket/copy", str(tmp_path / "missing"), str(tmp_path / "one"), f"file://{tmp_path}/other"])
-    for thread in threading.enumerate():
-        if thread.name == "read ahead":
-            thread.join()
-    assert [size for _, size in read] == [300 << 20, 300 << 20, (1 << 30) - (600 << 20)]
-    assert [name for name, _ in read[:2]] == [segment_file(0, "log")] * 2
-
-
-def test_pipe_in_place_of_a_log_ends_reading_ahead(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / segment_file(0, "log"))
-    read_ahead([str(tmp_path)])
-    for thread in threading.enumerate():
-        if thread.name == "read ahead":
-            thread.join(10)
-            assert not thread.is_alive()
