@@ -32,7 +32,7 @@ from lastkey.udfs.merge.choose import ChoiceFindings, Stream, choose, losing_ran
 from lastkey.udfs.merge.copies import MOST_RANGES, CopyFacts, LogCopy, MergedPartition, MergeTask, Reason, TakenRange
 from lastkey.udfs.merge.lineage import Chain, Lineage, build_chain, confirmed_epochs, decide, is_of_another_log
 from lastkey.udfs.merge.survey import Survey, survey
-from lastkey.udfs.merge.write_log import LogWriter, NewSegment
+from lastkey.udfs.merge.write_log import NewSegment, SegmentPlanner
 from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.ranges import Ranges, without
 from lastkey.udfs.reindex.segment import ReindexTask, SegmentOutcome, reindex_segments
@@ -83,27 +83,27 @@ def _merge(task: MergeTask, out: MergedPartition) -> None:
     with ThreadPoolExecutor(_THREADS) as pool:
         writes = _Writes(task, output, pool)
         primary, segment_bytes = plan.ranks.index(0), task.settings.segment_bytes
-        writer = LogWriter(output, task.folder, plan.streams, primary, segment_bytes, writes.submit)
-        with closing(writer), closing(writes):
-            _choose(task, plan, writer, out)
+        planner = SegmentPlanner(output, task.folder, plan.streams, primary, segment_bytes, writes.submit)
+        with closing(planner), closing(writes):
+            _choose(task, plan, planner, out)
             if out.refused:
                 return
-            bases = writer.finish(out.next_offset)
+            bases = planner.finish(out.next_offset)
             outcomes = writes.outcomes()
     out.segments = len(bases)
     out.log_start_offset = max(out.log_start_offset, bases[0])
     _write_side_files(task, plan, output, outcomes, out)
 
 
-def _choose(task: MergeTask, plan: _Decisions, writer: LogWriter | None, out: MergedPartition) -> None:
-    """Choose batches, and hand them to the writer in order."""
+def _choose(task: MergeTask, plan: _Decisions, planner: SegmentPlanner | None, out: MergedPartition) -> None:
+    """Choose batches, and hand them to the planner in order."""
     found, taken = ChoiceFindings(), _Taken(plan, out)
     for rows in choose(plan.streams, plan.lineage.chain, plan.ranks, task.settings.window_batches, found):
         if found.conflicts:
             break
         epochs = taken.add(rows)
-        if writer is not None:
-            writer.write(rows, epochs)
+        if planner is not None:
+            planner.add(rows, epochs)
     _report_found(plan, found, out)
     if not out.refused:
         taken.finish()
@@ -119,15 +119,13 @@ class _Writes:
         self.target = Target("output", output.uri, output.uri)
         self.settings = task.settings
         self.listener = listener_of_thread()
-        self.segments: list[NewSegment] = []
-        self.jobs: list[Future[list[SegmentOutcome]]] = []  # a job for each
+        self.jobs: list[tuple[NewSegment, Future[list[SegmentOutcome]]]] = []
 
     def submit(self, new: NewSegment, following: int | None) -> None:
         """Begin with a segment; wait if too many are not done. following: base offset of the next one."""
-        self.segments.append(new)
-        self.jobs.append(self.pool.submit(self._write, new, following))
+        self.jobs.append((new, self.pool.submit(self._write, new, following)))
         if len(self.jobs) > _WAITING:
-            self.jobs[-1 - _WAITING].result()
+            self.jobs[-1 - _WAITING][1].result()
 
     def _write(self, new: NewSegment, following: int | None) -> list[SegmentOutcome]:
         if self.listener is not None:
@@ -138,12 +136,12 @@ class _Writes:
 
     def outcomes(self) -> list[SegmentOutcome]:
         """Wait for all segments; return what was found in them."""
-        return [outcome for job in self.jobs for outcome in job.result()]
+        return [outcome for _, job in self.jobs for outcome in job.result()]
 
     def close(self) -> None:
         """Begin with no more segments, and close the files of those that wait."""
         self.pool.shutdown(wait=False, cancel_futures=True)
-        for new, job in zip(self.segments, self.jobs, strict=True):
+        for new, job in self.jobs:
             if job.cancelled():
                 new.close()
 

@@ -30,7 +30,7 @@ _PIECE = 8 << 20
 _MOST_RANGES = 1 << 14  # ranges of a segment that are kept in memory
 
 
-class LogWriter:
+class SegmentPlanner:
     """Planner of one partition's segments."""
 
     def __init__(
@@ -54,7 +54,7 @@ class LogWriter:
         self._end = -1  # last offset so far
         self._segment: NewSegment | None = None
 
-    def write(self, rows: np.ndarray, epochs: np.ndarray) -> None:
+    def add(self, rows: np.ndarray, epochs: np.ndarray) -> None:
         """Append chosen batches, CANDIDATE[n]. epochs: int64[n], the leader epoch to write; -1: as it is."""
         batch = rows["batch"]
         place = np.searchsorted(self.bases, batch["base_offset"], "right")
@@ -69,10 +69,10 @@ class LogWriter:
         starts = np.flatnonzero(forced).tolist()
         for first, until in zip([0, *starts], [*starts, len(rows)], strict=True):
             if first < until:
-                self._write_part(rows, epochs, first, until, bool(forced[first]))
+                self._add_part(rows, epochs, first, until, bool(forced[first]))
 
-    def _write_part(self, rows: np.ndarray, epochs: np.ndarray, first: int, until: int, is_border: bool) -> None:
-        """Write rows that belong together, in another segment where they do not fit."""
+    def _add_part(self, rows: np.ndarray, epochs: np.ndarray, first: int, until: int, is_border: bool) -> None:
+        """Add rows that belong together, to another segment where they do not fit."""
         batch = rows["batch"]
         while first < until:
             if self._segment is None or is_border:
