@@ -248,10 +248,10 @@ def _new_read(
 def _groups(plan: _ReadPlan, workers: Workers) -> list[Group]:
     """Return what is new in groups: stretches that are added up together, as large as keeps all workers busy."""
     total = sum(new.size for new in plan.new)
-    most = min(max(total // workers.cores + 1, _TASK_BYTES), _MOST_BYTES)
+    share = min(max(total / workers.cores, _TASK_BYTES), _MOST_BYTES)
     out = []
     for new in plan.new:
-        largest = 0 if new.cuts is None else most
+        largest = 0 if new.cuts is None else _even_size(new, share)
         for part in groups(new.stretches, lambda stretch: stretch[1].end - stretch[1].start, largest):
             (entries_id, first), (_, last) = part[0], part[-1]
             cuts = new.cuts
@@ -259,6 +259,12 @@ def _groups(plan: _ReadPlan, workers: Workers) -> list[Group]:
                 cuts = tuple(cut for cut in cuts if first.start_offset < cut < last.end_offset)
             out.append(replace(new, entries_id=entries_id, cuts=cuts, stretches=list(part)))
     return out
+
+
+def _even_size(new: Group, share: float) -> int:
+    """Return the largest size of groups that are even, and each about a share: a small rest would repeat most keys."""
+    longest = max(piece.end - piece.start for _, piece in new.stretches)
+    return new.size // max(round(new.size / share), 1) + longest
 
 
 def _read(

@@ -199,7 +199,7 @@ class _Collector:
         self._stream: Any = None
         # An array takes memory where it is written
         self._rows, self._keys = np.empty(_MOST_ENTRIES + _SLACK, ENTRY), np.empty(_MOST_KEY_BYTES + _SLACK, np.uint8)
-        self._slots = np.zeros(1, np.int32)
+        self._slots = np.zeros(1, np.uint64)
         self.state = np.zeros(N_STATE, np.int64)
         self._written = 0
         self._groups: list[tuple[int, Group]] = []  # first row of each
@@ -213,7 +213,7 @@ class _Collector:
         """Add the next records to entries of another group."""
         self.state[GROUP] = self.state[kernels.ENTRIES]
         self._groups.append((int(self.state[GROUP]), group))
-        self._slots = np.zeros(1 if group.cuts is None else _LEAST_SLOTS, np.int32)
+        self._slots = np.zeros(1 if group.cuts is None else _LEAST_SLOTS, np.uint64)
 
     @property
     def is_full(self) -> bool:
@@ -242,7 +242,7 @@ class _Collector:
         if no_rows:
             self._rows = _larger(self._rows, n, n + _SLACK)
         if no_slots:
-            self._slots = np.zeros(4 * len(self._slots), np.int32)
+            self._slots = np.zeros(4 * len(self._slots), np.uint64)
             kernels.enter_entries(Entries(self._rows, self._keys, self._slots, self.state))
         if not no_rows and not no_slots:
             self._keys = _larger(self._keys, held, 2 * len(self._keys))

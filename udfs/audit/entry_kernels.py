@@ -43,6 +43,8 @@ DONE: Final = -1
 NO_TIME: Final = np.iinfo(np.int64).min
 _AHEAD: Final = 16  # records from the prefetch of a slot to its use
 _SOON: Final = 8  # from that of an entry
+_HASH_SHIFT: Final = np.uint64(32)  # a slot: row plus 1 in the lower half, the key's `low` in the upper one
+_ROW_MASK: Final = np.uint64(2**32 - 1)
 
 
 class Entries(NamedTuple):
@@ -50,29 +52,56 @@ class Entries(NamedTuple):
 
     rows: np.ndarray  # ENTRY[], those in use first
     keys: np.ndarray  # uint8[], their keys
-    slots: np.ndarray  # int32[2^k]: row of the newest entry of a key, plus 1; 0: free
+    slots: np.ndarray  # uint64[2^k]: the newest entry of each key (`_fill`); 0: free
     state: np.ndarray  # int64[N_STATE]
+
+
+@inline
+def _similar(slots: np.ndarray, slot: np.int64, low: np.uint64) -> np.int64:
+    """Return the first slot, from one on, that is free or has the upper half of a key's `low`. Other slots would each
+    cost the reading of an entry.
+    """
+    while slots[slot] != 0 and slots[slot] >> _HASH_SHIFT != low >> _HASH_SHIFT:
+        slot = (slot + 1) & np.int64(slots.shape[0] - 1)
+    return slot
+
+
+@inline
+def _first_slot(slots: np.ndarray, low: np.uint64) -> np.int64:
+    return np.int64(low & np.uint64(slots.shape[0] - 1))
+
+
+@inline
+def _row(slots: np.ndarray, slot: np.int64) -> np.int64:
+    """Return the row in a slot; -1: it is free."""
+    return np.int64(slots[slot] & _ROW_MASK) - 1
 
 
 @inline
 def _slot(entries: Entries, low: np.uint64, high: np.uint64) -> np.int64:
     """Return the slot of a key, or the free one for it."""
-    mask = np.uint64(entries.slots.shape[0] - 1)
-    slot = np.int64(low & mask)
+    slots = entries.slots
+    slot = _similar(slots, _first_slot(slots, low), low)
     while True:
-        row = entries.slots[slot] - 1
+        row = _row(slots, slot)
         if row < 0 or (entries.rows[row].low == low and entries.rows[row].high == high):
             return slot
-        slot = np.int64(np.uint64(slot + 1) & mask)
+        slot = _similar(slots, (slot + 1) & np.int64(slots.shape[0] - 1), low)
+
+
+@inline
+def _fill(entries: Entries, slot: np.int64, low: np.uint64, row: np.int64) -> None:
+    entries.slots[slot] = (low >> _HASH_SHIFT) << _HASH_SHIFT | np.uint64(row + 1)
 
 
 @kernel
 def enter_entries(entries: Entries) -> None:
     """Enter the entries of the group into slots that are all free; of a key the newest."""
-    mask, end = np.uint64(entries.slots.shape[0] - 1), entries.state[ENTRIES]
+    end = entries.state[ENTRIES]
     for row in range(entries.state[GROUP], end):
-        prefetch(entries.slots, np.int64(entries.rows[min(row + _AHEAD, end - 1)].low & mask))
-        entries.slots[_slot(entries, entries.rows[row].low, entries.rows[row].high)] = row + 1
+        prefetch(entries.slots, _first_slot(entries.slots, entries.rows[min(row + _AHEAD, end - 1)].low))
+        low = entries.rows[row].low
+        _fill(entries, _slot(entries, low, entries.rows[row].high), low, np.int64(row))
 
 
 @kernel
@@ -95,8 +124,8 @@ def add_records(
     an entry, with a digest by the key (k0, k1); otherwise the versions of a key between two of the offsets cuts:
     int64[m], rising, are one, and records without a key are none.
     """
-    spans, rows, state = run.spans, entries.rows, entries.state
-    mask, last_span = np.uint64(entries.slots.shape[0] - 1), spans.shape[0] - 1
+    spans, rows, slots, state = run.spans, entries.rows, entries.slots, entries.state
+    last_span = spans.shape[0] - 1
     cut, floor = 0, np.int64(-1)
     for i in range(run.bodies.shape[0]):
         body = run.bodies[i]
@@ -117,19 +146,19 @@ def add_records(
             state[NEWEST_MS] = max(state[NEWEST_MS], time)
             slot, newest = np.int64(0), np.int64(-1)
             if not apart:
-                prefetch(entries.slots, np.int64(spans[min(row + _AHEAD, last_span)].key_low & mask))
-                soon = entries.slots[np.int64(spans[min(row + _SOON, last_span)].key_low & mask)]
-                prefetch(rows, np.int64(max(soon - 1, 0)))
+                prefetch(slots, _first_slot(slots, spans[min(row + _AHEAD, last_span)].key_low))
+                soon = spans[min(row + _SOON, last_span)].key_low
+                prefetch(rows, max(_row(slots, _similar(slots, _first_slot(slots, soon), soon)), np.int64(0)))
                 if span.null_key:
                     continue
                 slot = _slot(entries, span.key_low, span.key_high)
-                newest = np.int64(entries.slots[slot]) - 1
+                newest = _row(slots, slot)
             if newest < 0 or rows[newest].first_offset < floor:
                 n, held = state[ENTRIES], state[KEY_BYTES]
                 size, key = np.int64(0), np.int64(0)
                 if newest < 0 and not span.null_key:
                     size, key = _key(run, body.in_scratch, span)
-                has_slot = apart or newest >= 0 or 2 * (n - state[GROUP]) < entries.slots.shape[0]
+                has_slot = apart or newest >= 0 or 2 * (n - state[GROUP]) < slots.shape[0]
                 if n == rows.shape[0] or held + size > entries.keys.shape[0] or not has_slot:
                     return row
                 entry = rows[n]
@@ -150,7 +179,7 @@ def add_records(
                     if span.null_key:
                         entry.low, entry.high = low, high
                 else:
-                    entries.slots[slot] = n + 1
+                    _fill(entries, slot, span.key_low, n)
                 state[ENTRIES], state[KEY_BYTES] = n + 1, held + size
                 newest = n
             entry = rows[newest]
