@@ -42,7 +42,6 @@ from lastkey.udfs.audit.runs import ALL_PARTITIONS, Shown, Sides, Unit, ranges
 from lastkey.udfs.storage import delete_folder, exists
 
 MOST: Final = 20  # rows of a table of the report; the tables of the store have all
-_FEW_BYTES: Final = 256 << 20  # size of logs for which the JVM starts only briefly
 _MOST_ROWS: Final = 2_000_000  # rows of a task, which needs 200 bytes for each
 O = TypeVar("O", bound=AuditOptions)  # noqa: E741
 R = TypeVar("R", bound=AuditReport)
@@ -92,7 +91,7 @@ class Audit(ABC, Generic[O, R]):
         segments = [s for one in listed for partition in one.partitions for s in partition.segments]
         roots = {s.root for s in segments} - {report.audits}
         check_apart(Place("--audits", report.audits), *(Place("what is audited", root) for root in sorted(roots)))
-        uri, brief = uri_for_spark(self.state.root), sum(s.size_bytes for s in segments) < _FEW_BYTES
+        uri, brief = uri_for_spark(self.state.root), not self.spark_tables
         tables = (uri, *self.spark_tables)
         with spark_workers(job, self.options, report, progress, brief=brief, tables=tables) as self.workers:
             if not self.state.root.is_local:  # before hours of reading
@@ -155,7 +154,8 @@ class Audit(ABC, Generic[O, R]):
         fresh = list[AnswerFile]()
         if new or not kept:
             n_rows = sum(part.read.entries for unit in new for _, part in parts.get(unit, ()))
-            fresh = self.workers.run(partial(answer, asked), ranges(n_rows, _MOST_ROWS), self.report.job)
+            bounds = ranges(n_rows, _MOST_ROWS, self.workers.cores)
+            fresh = self.workers.run(partial(answer, asked), bounds, self.report.job)
         files = [*fresh, *kept, *more(asked, fresh)]
         written = [DataFile.counted(one.path.removeprefix(below), one.size, one.rows) for one in files if one.size]
         old = {one.path.removeprefix(below) for one in files if not one.size}

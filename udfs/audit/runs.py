@@ -93,12 +93,16 @@ class VersionRows:
         return [column.combine_chunks() for column in self.late(names).take(pa.array(self.placed[rows])).columns]
 
 
-def ranges(n_rows: int, most_rows: int) -> list[tuple[int, int]]:
-    """Return ranges of bins, [first, stop), of at most about most_rows each; at least one."""
+def ranges(n_rows: int, most_rows: int, workers: int = 1) -> list[tuple[int, int]]:
+    """Return even ranges of bins, [first, stop), of at most about most_rows each: at least one, and as many for each
+    worker if there are enough.
+    """
     groups = BINS // GROUP_BINS  # row groups on disk: a range of whole groups reads no other rows
     wanted = max(-(-n_rows // most_rows), 1)
-    step = max(groups // wanted, 1) * GROUP_BINS if wanted <= groups else max(BINS // wanted, 1)
-    return list(itertools.pairwise([*range(_LEAST_BIN, _LEAST_BIN + BINS, step), _LEAST_BIN + BINS]))
+    n = -(-groups // (groups // wanted)) if wanted <= groups else min(wanted, BINS)
+    n += -n % workers if workers <= n < groups - workers else 0
+    step, units = (GROUP_BINS, groups) if n <= groups else (1, BINS)
+    return list(itertools.pairwise(_LEAST_BIN + number * units // n * step for number in range(n + 1)))
 
 
 def load(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> Iterator[VersionRows]:
