@@ -18,8 +18,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Final
+
+import numpy as np
 
 from lastkey.jobs.audit.sources import AuditedLogs
 from lastkey.jobs.command.config import Config
@@ -251,20 +253,21 @@ def _groups(plan: _ReadPlan, workers: Workers) -> list[Group]:
     share = min(max(total / workers.cores, _TASK_BYTES), _MOST_BYTES)
     out = []
     for new in plan.new:
-        largest = 0 if new.cuts is None else _even_size(new, share)
-        for part in groups(new.stretches, lambda stretch: stretch[1].end - stretch[1].start, largest):
+        for part in [[stretch] for stretch in new.stretches] if new.cuts is None else _even_parts(new, share):
             (entries_id, first), (_, last) = part[0], part[-1]
             cuts = new.cuts
             if cuts is not None:
                 cuts = tuple(cut for cut in cuts if first.start_offset < cut < last.end_offset)
-            out.append(replace(new, entries_id=entries_id, cuts=cuts, stretches=list(part)))
+            out.append(replace(new, entries_id=entries_id, cuts=cuts, stretches=part))
     return out
 
 
-def _even_size(new: Group, share: float) -> int:
-    """Return the largest size of groups that are even, and each about a share: a small rest would repeat most keys."""
-    longest = max(piece.end - piece.start for _, piece in new.stretches)
-    return new.size // max(round(new.size / share), 1) + longest
+def _even_parts(new: Group, share: float) -> list[list[tuple[int, Piece]]]:
+    """Return the stretches in parts that are even, and each about a share: a small rest would repeat most keys."""
+    sizes = np.array([piece.end - piece.start for _, piece in new.stretches])
+    n = max(round(new.size / share), 1)
+    part = (np.cumsum(sizes) - sizes / 2) * n // max(new.size, 1)  # of the middle of each
+    return [new.stretches[first:stop] for first, stop in pairwise([0, *np.flatnonzero(np.diff(part)) + 1, len(part)])]
 
 
 def _read(
