@@ -266,7 +266,7 @@ def _even_parts(new: Group, share: float) -> list[list[tuple[int, Piece]]]:
     """Return the stretches in parts that are even, and each about a share: a small rest would repeat most keys."""
     sizes = np.array([piece.end - piece.start for _, piece in new.stretches])
     n = max(round(new.size / share), 1)
-    part = (np.cumsum(sizes) - sizes / 2) * n // max(new.size, 1)  # of the middle of each
+    part = (np.cumsum(sizes) - sizes / 2) * n // max(new.size, 1)  # part of each middle
     return [new.stretches[first:stop] for first, stop in pairwise([0, *np.flatnonzero(np.diff(part)) + 1, len(part)])]
 
 

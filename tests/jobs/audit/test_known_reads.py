@@ -22,6 +22,7 @@ from tests.builders.damage import flip
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.logs import write_partition
 from tests.builders.steps import at_step
+from tests.builders.workers import InTurn
 from tests.reference.audit import visible_records
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -174,6 +175,18 @@ def test_sums_are_used_only_if_all_their_segments_are_unchanged(tmp_path):
     assert check_sums(tmp_path, (2,)).bytes_read == sum(sizes[1:])
     assert [audit(tmp_path / "archive", tmp_path / "sums").bytes_read for _ in range(2)][1] == 0  # entries apart
     assert check_sums(tmp_path, (3,)).bytes_read == 0
+
+
+def test_stretches_are_added_up_in_even_parts(tmp_path, monkeypatch):
+    """A partition a little larger than a worker's share stays whole; a larger one is divided without a small rest."""
+    monkeypatch.setattr("lastkey.jobs.audit.records._TASK_BYTES", 1)
+    one = " || ".join(f"a={n}" for n in range(1, 10))
+    for name, text in (("t-0", one), ("t-1", f"{one} || b=1")):
+        write_partition(tmp_path / "archive" / name, text)
+    for cores, sizes in ((1, [9, 10]), (2, [9, 10]), (4, [4, 5, 5, 5]), (19, [1] * 19)):
+        monkeypatch.setattr(InTurn, "cores", cores)
+        report = audit(tmp_path / "archive", tmp_path / f"audits-{cores}", cuts=())
+        assert sorted(Counter(part.read.entries_id for part in report.parts).values()) == sizes
 
 
 def test_tables_of_an_earlier_version_are_replaced(tmp_path):

@@ -18,7 +18,7 @@ import pytest
 from lastkey.jobs.audit.sources import archive_source
 from lastkey.jobs.command.kinds import EVERY_TOPIC
 from lastkey.logformat.primitives.binary_arrays import keyed_hashes
-from lastkey.udfs.audit import entries
+from lastkey.udfs.audit import entries, entry_kernels
 from lastkey.udfs.audit.entries import Cuts, Group, ReadTask, as_bytes, bins, read_task
 from lastkey.udfs.data_source.find_pieces import find_pieces
 from lastkey.udfs.data_source.pieces import Range, Wanted, listed_logs
@@ -83,6 +83,23 @@ def row_groups(path: Path) -> list[tuple[int, int]]:
     metadata = pq.read_metadata(path)
     ends = np.cumsum([0, *(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))]).tolist()
     return list(itertools.pairwise(ends))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_keys_whose_hashes_are_partly_equal_have_slots_of_their_own(seed: int) -> None:
+    """Also where the lower and the upper half of `low` are equal; of a key the newest entry has the slot."""
+    rng = np.random.default_rng(seed)
+    n, n_keys = 400, 150
+    keys = np.unique(rng.integers(0, [2, 6, 40], (n_keys, 3)), axis=0)
+    of_row = rng.integers(0, len(keys), n)
+    rows = np.zeros(n, entry_kernels.ENTRY)
+    rows["low"], rows["high"] = keys[of_row, 0] << 32 | keys[of_row, 1] << 12, keys[of_row, 2]
+    state, slots = np.zeros(entry_kernels.N_STATE, np.int64), np.zeros(1 << 10, np.uint64)
+    state[entry_kernels.ENTRIES] = n
+    nothing = np.zeros(0, np.uint8)
+    entry_kernels.enter_entries(entry_kernels.Entries(rows, nothing, slots, state))
+    newest = {int(key): row for row, key in enumerate(of_row)}
+    assert sorted((slots[slots > 0] & 0xFFFFFFFF).tolist()) == sorted(row + 1 for row in newest.values())
 
 
 @pytest.mark.parametrize(("most_entries", "most_key_bytes"), [(1 << 20, 1 << 20), (9, 1 << 20), (1 << 20, 40)])
