@@ -14,7 +14,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
@@ -27,12 +27,10 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.store_options import AuditOptions
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.recorded import recorded
-from lastkey.jobs.spark import connector
-from lastkey.jobs.spark.engine import spark_workers
-from lastkey.jobs.spark.workers import SparkTasks
+from lastkey.jobs.spark.engine import chosen_engine, spark_workers, workers
+from lastkey.jobs.spark.workers import Workers
 from lastkey.jobs.store.audits import audit_secret, check_files, commit_results, result_files, results_folder
 from lastkey.jobs.store.commit_file import DataFile
-from lastkey.jobs.store.minutes import uri_for_spark
 from lastkey.jobs.store.paths import AUDIT_ENTRIES, table_folder
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
@@ -56,10 +54,10 @@ More = Callable[[Asked, Sequence[AnswerFile]], list[AnswerFile]]
 class Audit(ABC, Generic[O, R]):
     """An audit. A kind defines the listing, the offsets where versions may be added up, and the final questions."""
 
-    workers: SparkTasks
+    workers: Workers
     state: State
     found: Gathered
-    spark_tables: tuple[str, ...] = ()  # URIs of other tables that Spark reads, in Hadoop's spelling
+    spark_tables: tuple[str, ...] = ()  # URIs of tables that only Spark reads, in Hadoop's spelling
 
     def __init__(self, options: O, report: R) -> None:
         self.options, self.report = options, report
@@ -82,7 +80,7 @@ class Audit(ABC, Generic[O, R]):
         return recorded(self.report.job, store, partial(self._run, store, progress), dry_run=False)
 
     def _run(self, store: str, progress: Progress) -> R:
-        began, report, job = time.perf_counter(), self.report, self.report.job
+        began, report = time.perf_counter(), self.report
         self.state = open_state(store)
         report.audits, report.keys_hidden = self.state.root.uri, self.options.hide_keys
         listed = self.list_sources()
@@ -91,12 +89,7 @@ class Audit(ABC, Generic[O, R]):
         segments = [s for one in listed for partition in one.partitions for s in partition.segments]
         roots = {s.root for s in segments} - {report.audits}
         check_apart(Place("--audits", report.audits), *(Place("what is audited", root) for root in sorted(roots)))
-        uri, brief = uri_for_spark(self.state.root), not self.spark_tables
-        tables = (uri, *self.spark_tables)
-        with spark_workers(job, self.options, report, progress, brief=brief, tables=tables) as self.workers:
-            if not self.state.root.is_local:  # before hours of reading
-                with self.workers.spark(job) as spark:
-                    connector.connect(spark, uri)
+        with self._made_workers(sum(s.size_bytes for s in segments), progress) as self.workers:
             at = time.perf_counter()
             settings = ReadSettings(self.options.config, audit_secret(self.state), report.keys_hidden, self.cuts())
             self.found = gather(self.state, listed, settings, self.workers, progress)
@@ -112,6 +105,12 @@ class Audit(ABC, Generic[O, R]):
                 raise
             report.seconds["ask"] = time.perf_counter() - at
         return report
+
+    def _made_workers(self, n_bytes: int, progress: Progress) -> AbstractContextManager[Workers]:
+        options, report = self.options, self.report
+        if self.spark_tables:
+            return spark_workers(report.job, options, report, progress, brief=False, tables=self.spark_tables)
+        return workers(chosen_engine(options, writes=True), n_bytes, options.config, report, progress)
 
     # -- answers
 

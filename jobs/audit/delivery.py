@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -22,6 +22,7 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import Card, TextTable, count, counted, duration
 from lastkey.jobs.command.store_options import AuditDeliveryOptions
 from lastkey.jobs.errors import UsageError
+from lastkey.jobs.spark.workers import SparkTasks
 from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.history import job_rows
 from lastkey.jobs.store.paths import AUDIT_DELIVERIES
@@ -212,7 +213,7 @@ class DeliveryAudit(Audit[AuditDeliveryOptions, DeliveryReport]):
     ) -> tuple[tuple[str, ...], dict[Key, list[Position]]]:
         """Return the files of deliveries by key, and the groups that a table names of each partition."""
         write = partial(write_told, self.state.root.uri, folder, audit_secret(self.state))
-        with self.workers.spark(self.report.job) as spark:
+        with cast(SparkTasks, self.workers).spark(self.report.job) as spark:
             rows = read_deliveries(spark, table, self.options.key_format)
             if self.options.groups:
                 rows = rows.where(rows["group"].isin(*self.options.groups))

@@ -62,14 +62,15 @@ def archive(tmp_path: Path) -> Path:
     return root
 
 
-def test_small_log_has_the_expected_deliveries(spark, archive, tmp_path):
+@pytest.mark.parametrize("engine", ["spark", "threads"])
+def test_small_log_has_the_expected_deliveries(spark, archive, tmp_path, engine):
     """A record's timestamp is START_MS + its offset."""
     groups = [commit("done", "orders", 0, 7), commit("done", "orders", 1, 1), commit("late", "orders", 0, 2)]
     share = share_topics("share", "orders", ID, [0])
     write_log(archive / "__consumer_offsets-0", [[*groups, share]])
     state = share_record("share", ID, 0, 1, [(3, 3, 2, 1), (4, 4, 0, 2), (6, 6, 4, 5)])
     write_log(archive / "__share_group_state-0", [[state]])
-    report = audit(archive, tmp_path / "audits", max_age_ms=3)
+    report = audit(archive, tmp_path / "audits", max_age_ms=3, engine=engine)
     assert (report.exit_code, report.findings, report.problems) == (3, 3, []), report.to_text()
     rows = read_table(tmp_path / "audits")
     assert brief(rows, "done") == {
@@ -257,6 +258,8 @@ def test_topics_missing_in_a_table_are_noted(spark, archive, tmp_path):
     report = audit(archive, tmp_path / "audits", deliveries=str(tmp_path / "told.parquet"))
     assert report.summary["keys"] == 0
     assert any("names no key of" in note and "orders" in note for note in report.notes)
+    with pytest.raises(UsageError, match="through Spark"):
+        audit(archive, tmp_path / "audits", deliveries=str(tmp_path / "told.parquet"), engine="threads")
 
 
 @pytest.mark.parametrize(

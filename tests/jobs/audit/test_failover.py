@@ -45,7 +45,8 @@ def write_a(root: Path, topics: dict[str, str], committed: dict[str, int], *more
     return root
 
 
-def test_each_translation_method_reports_its_lost_records(spark, tmp_path):
+@pytest.mark.parametrize("engine", ["spark", "threads"])
+def test_each_translation_method_reports_its_lost_records(spark, tmp_path, engine):
     """Topics: an exact copy; one with changed values; one that the mirror does not have; and one with damage."""
     a = write_a(
         tmp_path / "a",
@@ -60,7 +61,7 @@ def test_each_translation_method_reports_its_lost_records(spark, tmp_path):
     write_partition(b / "holes-0", f"a=1 b=1 a=2 | b=2~{MS + 5} a=3~{MS + 7}")
     write_partition(b / "damaged-0", LOG)
     flip(files_in(b / "damaged-0")[0], 61 + 10)
-    report = audit(a, b, tmp_path / "audits")
+    report = audit(a, b, tmp_path / "audits", engine=engine)
     translated = answers(report)
     assert translated["exact-0"] == (5, "identity", 0)
     assert translated["changed-0"] == (4, "time", 1)  # a ms later than in A: the last delivered one again

@@ -58,9 +58,11 @@ def archive(tmp_path, cases):
     return tmp_path / "archive"
 
 
-def test_keys_of_golden_logs_equal_the_twin(spark, archive, tmp_path):
-    report = audit(archive, tmp_path / "audits")
+@pytest.mark.parametrize("engine", ["spark", "threads"])
+def test_keys_of_golden_logs_equal_the_twin(spark, archive, tmp_path, engine):
+    report = audit(archive, tmp_path / "audits", engine=engine)
     assert report.exit_code == 0, report.to_text()
+    assert report.work is not None and bool(report.work.threads) == (engine == "threads")
     rows = expected(archive)
     assert read_table(tmp_path / "audits") == rows and len(rows) > 3000
     assert report.summary["keys"] == len(rows) and report.summary["versions"] == sum(r["versions"] for r in rows)

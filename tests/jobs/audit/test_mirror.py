@@ -32,17 +32,18 @@ def kinds(report: MirrorReport) -> dict[str, str]:
     return {row["key"]: row["kind"] for row in report.first}
 
 
-def test_unreadable_records_are_unknown(spark, tmp_path):
+@pytest.mark.parametrize("engine", ["spark", "threads"])
+def test_unreadable_records_are_unknown(spark, tmp_path, engine):
     """A copy with a damaged batch, and a whole one; then the damaged one as the original."""
     for name in ("whole", "damaged"):
         write_partition(tmp_path / name / "t-0", LOG)
     log = files_in(tmp_path / "damaged" / "t-0")[1]
     flip(log, 61 + 10)
-    report = audit(tmp_path / "whole", tmp_path / "damaged", tmp_path / "audits")
+    report = audit(tmp_path / "whole", tmp_path / "damaged", tmp_path / "audits", engine=engine)
     assert (report.exit_code, report.findings) == (3, 1), report.to_text()
     assert kinds(report) == {"c": "unknown"}  # not d: a tombstone may be missing
     assert [problem.kind for problem in report.problems] == ["crc"]
-    report = audit(tmp_path / "damaged", tmp_path / "whole", tmp_path / "audits")
+    report = audit(tmp_path / "damaged", tmp_path / "whole", tmp_path / "audits", engine=engine)
     assert set(kinds(report).values()) == {"unknown"}
     assert report.bytes_read == 0  # both were read before
 
