@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--codec", default="zstd", choices=("none", "zstd"))
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--steps", nargs="+", default=STEPS, choices=STEPS)
+    parser.add_argument("--engine", default="spark", choices=("spark", "threads"))
     parser.add_argument("--apart", action="store_true", help="give each kind tables of its own")
     parser.add_argument("--duckdb", help="a Python that has duckdb")
     given = parser.parse_args()
@@ -52,7 +53,7 @@ def main() -> None:
             "| audit | seconds | logs read, bytes | tables, bytes | memory, bytes | result |\n|---|---|---|---|---|---|"
         )
         for kind in given.kinds:
-            arguments = _arguments(kind, archive, root)
+            arguments = [*_arguments(kind, archive, root), "--engine", given.engine]
             audits = Path(name) / (kind if given.apart else "audits")
             for what in given.steps:
                 if what == "1 % more":
