@@ -6,17 +6,18 @@ A walk that continues after damage:
                                                    begins there or the file ends there
   the length field is bad                          search the next bytes for a sound batch of magic 2
 
-A batch that the search finds counts only if another sound batch begins where it ends, or the file ends there: the value
-of a record may hold the bytes of a batch. Batches of magic 0 and 1 are found by length fields alone. The order of
-offsets is not checked here, because the checksum does not cover the base offset: the caller has other copies to compare
-with.
+A batch that the search finds counts only if another sound batch begins where it ends, or the file ends there, or the
+damaged batch there shows the offset that follows: the value of a record may hold the bytes of a batch. So a batch is
+lost if both its neighbours are damaged in these fields. Batches of magic 0 and 1 are found by length fields alone. The
+order of offsets is not checked here, because the checksum does not cover the base offset: the caller has other copies
+to compare with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from lastkey.logformat.batches.salvage_kernels import find_sound, walk_sound
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET
 from lastkey.logformat.storage.regular_files import following, will_read
+
+_OFFSET_BYTES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -107,20 +110,33 @@ class _SoundSearch:
         return min(self.buffer.max_batch_bytes + BATCH_OVERHEAD, self.size - at)
 
     def _begins_a_chain(self, at: int) -> bool:
-        """Return whether a sound batch begins here, and another one where it ends, or the file ends there."""
+        """Return whether a sound batch begins here, and another one where it ends, or the file ends there; or a damaged
+        one that shows the next offset, or a later one and a length that leads to another sound batch or to the end.
+        """
         size = self._sound_size(at)
-        return size > 0 and (at + size == self.size or self._sound_size(at + size) > 0)
+        behind, last = at + size, int(self.row["last_offset"][0])
+        if size == 0 or behind == self.size or self._sound_size(behind):
+            return size > 0
+        base, end = self._prefix(behind)
+        later = last < base < self.offsets[1] and end > behind and (end == self.size or self._sound_size(end) > 0)
+        return base == last + 1 or later
 
     def _sound_size(self, at: int) -> int:
         """Return the size of the sound batch at a position; 0: there is none."""
-        if at + MAGIC_OFFSET >= self.size:
-            return 0
-        head = np.empty(MAGIC_OFFSET + 1, np.uint8)
-        read_exactly(self.file, self.path, at, head)
-        size = LOG_OVERHEAD + int.from_bytes(head[8:12].tobytes(), "big", signed=True)
-        if not MAGIC_OFFSET < size <= self._most(at):
+        size = self._prefix(at)[1] - at
+        if size == 0:
             return 0
         data = np.empty(size, np.uint8)
         read_exactly(self.file, self.path, at, data)
         n, *_ = walk_sound(data, 0, size, at, self.row)
         return size if n else 0
+
+    def _prefix(self, at: int) -> tuple[int, int]:
+        """Return the base offset of the batch at a position, -1: none; and where its length leads, `at`: to none."""
+        head = np.empty(max(min(MAGIC_OFFSET + 1, self.size - at), 0), np.uint8)
+        if len(head) < _OFFSET_BYTES:
+            return -1, at
+        read_exactly(self.file, self.path, at, head)
+        base, size = (int.from_bytes(head[a:b].tobytes(), "big", signed=True) for a, b in ((0, 8), (8, 12)))
+        is_whole = len(head) > MAGIC_OFFSET < size + LOG_OVERHEAD <= self._most(at)
+        return base, at + (size + LOG_OVERHEAD if is_whole else 0)

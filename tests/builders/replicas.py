@@ -24,6 +24,7 @@ from tests.builders.trees import files_in
 CONFIG = parse_config({"job": {"engine": "threads"}})
 FOLDER = "t-0"
 HEADER = 61
+PREFIX, OFFSET = 17, 8  # bytes that no checksum covers, and the base offset
 
 
 def run_merge(archives: list[Path] | Path, output: Path, config: Config = CONFIG, **given: object) -> MergeReport:
@@ -104,13 +105,25 @@ def read_batches(directory: Path) -> Batches:
 
 
 def intact(directory: Path, batches: Batches) -> set[tuple[int, int]]:
-    """Return the batches whose bytes are unchanged at their position."""
+    """Return the batches whose bytes are unchanged at their position, without those that nothing distinguishes from
+    the value of a damaged record: the length before them is lost, and so is the offset after them.
+    """
     if not (directory / FOLDER).exists():
         return set()
     files = {path.name: path.read_bytes() for path in (directory / FOLDER).glob("*.log")}
-    return {
-        key for key, b in batches.items() if files.get(b.file, b"")[b.position : b.position + len(b.data)] == b.data
-    }
+
+    def is_there(b: StoredBatch, n: int | None = None) -> bool:
+        data = b.data[:n]
+        return files.get(b.file, b"")[b.position : b.position + len(data)] == data
+
+    in_order = sorted(batches.items(), key=lambda one: (one[1].file, one[1].position))
+    out = set()
+    for i, (key, b) in enumerate(in_order):
+        before, after = (in_order[n][1] if 0 <= n < len(in_order) else b for n in (i - 1, i + 1))
+        begins_lost = before.file == b.file and not is_there(before, PREFIX)
+        if is_there(b) and not (begins_lost and after.file == b.file and not is_there(after, OFFSET)):
+            out.add(key)
+    return out
 
 
 @dataclass(frozen=True)

@@ -73,9 +73,9 @@ class Chain:
 
 
 def confirmed_epochs(runs: Iterable[Sequence[EpochRun]], files: Iterable[Sequence[EpochEntry] | None]) -> set[int]:
-    """Return the epochs that some checkpoint names, or more than one batch of all copies has."""
+    """Return the epochs that some checkpoint names, or more than one batch of all copies has where epochs rise."""
     counts: dict[int, int] = {}
-    for run in (run for of in runs for run in of):
+    for run in (run for of in runs for run in _rising(list(of))):
         counts[run.epoch] = counts.get(run.epoch, 0) + run.batches
     named = {epoch for of in files for epoch, _ in of or ()}
     return named | {epoch for epoch, n in counts.items() if n > 1 and epoch >= 0}
@@ -198,5 +198,7 @@ def decide(chains: Sequence[Chain], ends: Sequence[int], copies: Sequence[np.nda
             winner = chains[i]
             continue
         truncation[i] = truncation_offset(chains[i], winner)
-        winner = united(winner, chains[i], truncation[i])
+        both = united(winner, chains[i], truncation[i])
+        if both == winner or support(both, copies) >= support(winner, copies):  # a checkpoint may be damaged
+            winner = both
     return Lineage(winner, tuple(truncation), tuple(chains))

@@ -379,6 +379,42 @@ def test_batch_with_a_flipped_bit_in_its_base_offset_is_replaced(tmp_path: Path)
     assert "wrong base offset, as another copy shows: 10000; left out" in report.to_text()
 
 
+def test_batch_moved_onto_its_neighbour_is_replaced(tmp_path: Path) -> None:
+    """A cleared bit gives the last batch of a segment the offsets of the one before. Nothing in its copy tells which of
+    the two is right.
+    """
+    of = copies(tmp_path, 2, "a=1 | b=1 | c=1 || d=1 | e=1")
+    whole = text(of[1])
+    for number, batch in ((0, 2), (1, 1)):  # also the last batch of the log
+        at = [0, *borders(log(of[0], number).read_bytes())][batch]
+        edit(log(of[0], number), at, (3 * number + batch - 1).to_bytes(8, "big"))
+    report = run_merge(of, tmp_path / "out")
+    assert report.exit_code == 0, report.to_text()
+    assert text(tmp_path / "out") == whole
+
+
+def test_sound_batch_between_two_damaged_ones_is_found(tmp_path: Path) -> None:
+    """The length before it is lost. The batch after it shows the offset that follows."""
+    of = write(tmp_path / "broker-1", "a=1 | b=1 | c=1 | d=1")
+    ends = borders(log(of, 0).read_bytes())
+    flip_bit(log(of, 0), 3)
+    edit(log(of, 0), ends[0] + 8, (0x7FFFFF00).to_bytes(4, "big"))
+    report = run_merge([of, write(tmp_path / "broker-2", "a=1")], tmp_path / "out")
+    assert "c=1" in text(tmp_path / "out"), report.to_text()
+    assert single_partition(report).gaps == [(1, 2), (3, 4)]
+
+
+def test_wrong_checkpoint_of_a_copy_changes_no_epoch_of_the_others(tmp_path: Path) -> None:
+    """The checkpoint of a compacted copy contradicts none of its own batches, but those of the other copies."""
+    one = write(tmp_path / "broker-1")
+    whole = text(one)
+    other = compacted(one, tmp_path / "broker-2")
+    (one / FOLDER / "leader-epoch-checkpoint").unlink()
+    (other / FOLDER / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 2\n")
+    report = run_merge([one, other], tmp_path / "out")
+    assert (text(tmp_path / "out"), single_partition(report).epochs_corrected) == (whole, 0), report.to_text()
+
+
 def test_overlapping_segments_of_a_copy_are_read_once(tmp_path: Path) -> None:
     one = write(tmp_path / "broker-1")
     other = write(tmp_path / "broker-2")
