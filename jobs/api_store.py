@@ -241,8 +241,8 @@ def audit_keys() -> AuditReport:
     several partitions. The table `audit_keys` has a row for each key.
 
     Kafka's own topics (`__*`) are left out without `--topics`. The exit code is 3 if a place could not be read, or if
-    the audit has findings. [Audits](/reference/audits.md) explains the tables. Audits need Spark: `--engine threads`
-    fails.
+    the audit has findings. [Audits](/reference/audits.md) explains the tables. `--engine threads` needs tables on a
+    disk, and reads no table of `--deliveries`.
     """
 
 

@@ -261,7 +261,8 @@ BAD_MASTER: Final = Kind("MasterError", MachineError,
     hint="--master local[N] runs on N cores of this machine and needs no cluster")
 NO_CONNECTOR: Final = Kind("ConnectorError", MachineError,
     "{path}: Spark itself keeps a table there, and needs {expected}: {found}",
-    cause="`lookup --at` and `--queries` read and write through Spark, which needs a connector for the bucket.",
+    cause="`lookup --at` and `--queries`, `audit delivery --deliveries` and `export --latest` read or write through "
+          "Spark, which needs a connector for the bucket.",
     hint="before the job's name give {give}, and, but for S3 and Azure, how to reach it: --conf spark.hadoop.fs...=")
 WORKER_SETUP: Final = Kind("WorkerSetupError", MachineError,
     "Spark's Python workers cannot run Lastkey: {found}",

@@ -108,8 +108,10 @@ class Audit(ABC, Generic[O, R]):
 
     def _made_workers(self, n_bytes: int, progress: Progress) -> AbstractContextManager[Workers]:
         options, report = self.options, self.report
-        if self.spark_tables:
-            return spark_workers(report.job, options, report, progress, brief=False, tables=self.spark_tables)
+        # Arrow reads tables in a bucket through Python, which a thread cannot do while the process ends
+        if self.spark_tables or not self.state.root.is_local:
+            brief = not self.spark_tables
+            return spark_workers(report.job, options, report, progress, brief=brief, tables=self.spark_tables)
         return workers(chosen_engine(options, writes=True), n_bytes, options.config, report, progress)
 
     # -- answers

@@ -41,7 +41,7 @@ from lastkey.udfs.segments import ListedLog
 from lastkey.udfs.storage import absent, open_root
 
 _TASK_BYTES: Final = 128 << 20
-_MOST_BYTES: Final = 4 << 30  # bytes that are read again if one of their segments changes
+_MOST_BYTES: Final = 4 << 30  # about so many are read again if one of their segments changes
 _WHOLE: Final = 1 << 62  # a segment is one stretch
 NO_PROBLEMS: Final = "[]"
 _OF_BYTES: Final = frozenset({"crc", "codec", "compressed", "varint", "record", "count"})  # damage in the file

@@ -319,7 +319,7 @@ def _inspect(options: InspectOptions, *, progress: bool | None, quiet: bool, ver
 def audit() -> None:
     """Answer questions about keys: deliveries to groups, and places of keys.
 
-    An audit reads new segments once, into the tables audit_* of a store (--audits); Spark answers from there.
+    An audit reads new segments once, into the tables audit_* of a store (--audits), and answers from there.
     """
 
 

@@ -260,7 +260,7 @@ class JobSettings:
         "Execution engine: Spark, threads of one process, or the choice of each command; --engine overrides it.",
         default="default",
         note="threads start no JVM. auto: Spark on a cluster, or for more than spark.from.bytes. default: spark for "
-        "compact, reindex and lookup --at, auto for the others.",
+        "compact, reindex, audits and lookup --at, auto for the others.",
     )
     spark_from_bytes: Whole = setting(
         _bytes(0), "With the engine auto on one machine, Spark reads more than this, threads less.", default=8 << 30

@@ -119,7 +119,7 @@ def spark_workers(
     name: of the job, for messages. brief, tables: as of `jobs.spark.session.start`.
     """
     if (options.engine or options.config.job.engine) == "threads":
-        raise UsageError(message=f"--engine threads: {name} reads and writes tables through Spark; leave it out")
+        raise UsageError(message=f"--engine threads: {name} needs Spark for its tables; leave it out")
     config = options.config
     made = SparkTasks(_started_once(report, progress, brief=brief, tables=tables), config.job.max_bytes_per_second)
     with _at_work(made, config, report):

@@ -258,7 +258,7 @@ def test_topics_missing_in_a_table_are_noted(spark, archive, tmp_path):
     report = audit(archive, tmp_path / "audits", deliveries=str(tmp_path / "told.parquet"))
     assert report.summary["keys"] == 0
     assert any("names no key of" in note and "orders" in note for note in report.notes)
-    with pytest.raises(UsageError, match="through Spark"):
+    with pytest.raises(UsageError, match="needs Spark for its tables"):
         audit(archive, tmp_path / "audits", deliveries=str(tmp_path / "told.parquet"), engine="threads")
 
 

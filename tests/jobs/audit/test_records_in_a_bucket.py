@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from pyarrow import fs as pafs
 
+from lastkey.jobs.audit.keys import run
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import AuditKeysOptions
+from lastkey.jobs.errors import UsageError
 from lastkey.jobs.store.audits import audit_reads, check_files
 from lastkey.jobs.store.tables import open_state
 from tests.builders.audits import audit, seen
@@ -44,3 +48,9 @@ def test_only_new_or_lost_segments_are_read_again(tmp_path: Path) -> None:
         cut = audit(archive, AUDITS)
         assert cut.stretches_read > 0 and seen(AUDITS, cut) == expected and not cut.all_problems
         assert audit(archive, AUDITS).stretches_read == 0
+
+
+def test_threads_refuse_tables_in_a_bucket(tmp_path: Path) -> None:
+    write_partition(tmp_path / "archive" / "t-0", "a=1")
+    with s3_server(), pytest.raises(UsageError, match="audit keys needs Spark for its tables"):
+        run(AuditKeysOptions(str(tmp_path / "archive"), audits=AUDITS, engine="threads"), Silent())

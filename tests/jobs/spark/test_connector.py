@@ -144,7 +144,7 @@ def bucket() -> Iterator[S3Proxy]:
 
 
 def list_commands(archive: str, store: str, folder: str) -> list[list[str]]:
-    """Return commands of which Spark keeps tables in the store's place, each with a report in JSON."""
+    """Return commands that keep tables in the store's place, by Spark or its tasks, each with a report in JSON."""
     return [
         [
             "compact",

@@ -113,7 +113,7 @@ def test_threads_engine_refuses_tables(
     arguments = [str(tmp_path / word) if word.endswith(".csv") else word for word in words]
     of = ["--store", str(tmp_path / "store")] if words[0] == "--at" else []
     assert cli.main(["lookup", "examples/archive", *of, *arguments, "--engine", "threads"]) == errors.USAGE
-    assert "reads and writes tables through Spark" in capsys.readouterr().err
+    assert "needs Spark for its tables" in capsys.readouterr().err
 
 
 def notes_on(typed: tuple[str, ...], work: Work | None) -> list[str]:

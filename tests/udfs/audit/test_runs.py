@@ -21,6 +21,12 @@ def test_ranges_cover_all_bins(rows: int, most: int) -> None:
     assert all(a[1] == b[0] and a[0] < a[1] for a, b in itertools.pairwise(bin_ranges))
 
 
+@pytest.mark.parametrize(("rows", "workers", "n"), [(45, 2, 6), (45, 4, 8), (45, 9, 6), (50, 3, 9), (9, 2, 1)])
+def test_each_worker_has_as_many_ranges(rows: int, workers: int, n: int) -> None:
+    sizes = [stop - first for first, stop in ranges(rows, 9, workers)]
+    assert (len(sizes), sum(sizes)) == (n, 1 << 16) and max(sizes) - min(sizes) <= 1 << 9
+
+
 @pytest.mark.parametrize("n_hashes", [300, 6, 1], ids=["good hashes", "poor hashes", "none"])
 @pytest.mark.parametrize("few", [True, False], ids=["small groups", "large groups"])
 @pytest.mark.parametrize("seed", range(4))
