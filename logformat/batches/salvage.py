@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +27,6 @@ from lastkey.logformat.batches.salvage_kernels import find_sound, walk_sound
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET
 from lastkey.logformat.storage.regular_files import following, will_read
-
-_OFFSET_BYTES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -111,19 +109,21 @@ class _SoundSearch:
 
     def _begins_a_chain(self, at: int) -> bool:
         """Return whether a sound batch begins here, and another one where it ends, or the file ends there; or a damaged
-        one that shows the next offset, or a later one and a length that leads to another sound batch or to the end.
+        one that shows the next offset and a lawful length, or a later offset and a length that leads to another sound
+        batch or to the end.
         """
         size = self._sound_size(at)
         behind, last = at + size, int(self.row["last_offset"][0])
         if size == 0 or behind == self.size or self._sound_size(behind):
             return size > 0
-        base, end = self._prefix(behind)
+        base, length, end = self._prefix(behind)
+        follows = base == last + 1 and MAGIC_OFFSET < length <= self.buffer.max_batch_bytes + BATCH_OVERHEAD
         later = last < base < self.offsets[1] and end > behind and (end == self.size or self._sound_size(end) > 0)
-        return base == last + 1 or later
+        return follows or later
 
     def _sound_size(self, at: int) -> int:
         """Return the size of the sound batch at a position; 0: there is none."""
-        size = self._prefix(at)[1] - at
+        size = self._prefix(at)[2] - at
         if size == 0:
             return 0
         data = np.empty(size, np.uint8)
@@ -131,12 +131,15 @@ class _SoundSearch:
         n, *_ = walk_sound(data, 0, size, at, self.row)
         return size if n else 0
 
-    def _prefix(self, at: int) -> tuple[int, int]:
-        """Return the base offset of the batch at a position, -1: none; and where its length leads, `at`: to none."""
+    def _prefix(self, at: int) -> tuple[int, int, int]:
+        """Return the base offset of the batch at a position, -1: none; the size that its length shows; and where that
+        leads, `at`: to no batch.
+        """
         head = np.empty(max(min(MAGIC_OFFSET + 1, self.size - at), 0), np.uint8)
-        if len(head) < _OFFSET_BYTES:
-            return -1, at
+        if len(head) < LOG_OVERHEAD:
+            return -1, 0, at
         read_exactly(self.file, self.path, at, head)
         base, size = (int.from_bytes(head[a:b].tobytes(), "big", signed=True) for a, b in ((0, 8), (8, 12)))
-        is_whole = len(head) > MAGIC_OFFSET < size + LOG_OVERHEAD <= self._most(at)
-        return base, at + (size + LOG_OVERHEAD if is_whole else 0)
+        size += LOG_OVERHEAD
+        is_whole = len(head) > MAGIC_OFFSET < size <= self._most(at)
+        return base, size, at + (size if is_whole else 0)

@@ -24,7 +24,7 @@ from tests.builders.trees import files_in
 CONFIG = parse_config({"job": {"engine": "threads"}})
 FOLDER = "t-0"
 HEADER = 61
-PREFIX, OFFSET = 17, 8  # bytes that no checksum covers, and the base offset
+LENGTH, OFFSET_AND_LENGTH = slice(8, 12), slice(0, 12)
 
 
 def run_merge(archives: list[Path] | Path, output: Path, config: Config = CONFIG, **given: object) -> MergeReport:
@@ -112,16 +112,15 @@ def intact(directory: Path, batches: Batches) -> set[tuple[int, int]]:
         return set()
     files = {path.name: path.read_bytes() for path in (directory / FOLDER).glob("*.log")}
 
-    def is_there(b: StoredBatch, n: int | None = None) -> bool:
-        data = b.data[:n]
-        return files.get(b.file, b"")[b.position : b.position + len(data)] == data
+    def is_there(b: StoredBatch, field: slice = slice(None)) -> bool:
+        return files.get(b.file, b"")[b.position : b.position + len(b.data)][field] == b.data[field]
 
     in_order = sorted(batches.items(), key=lambda one: (one[1].file, one[1].position))
     out = set()
     for i, (key, b) in enumerate(in_order):
         before, after = (in_order[n][1] if 0 <= n < len(in_order) else b for n in (i - 1, i + 1))
-        begins_lost = before.file == b.file and not is_there(before, PREFIX)
-        if is_there(b) and not (begins_lost and after.file == b.file and not is_there(after, OFFSET)):
+        begins_lost = before.file == b.file and not is_there(before, LENGTH)
+        if is_there(b) and not (begins_lost and after.file == b.file and not is_there(after, OFFSET_AND_LENGTH)):
             out.add(key)
     return out
 

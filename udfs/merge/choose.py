@@ -242,9 +242,9 @@ def _without_displaced(rows: np.ndarray, streams: Sequence[Stream], found: Choic
     """Return the candidates without those whose base offset another copy shows to be wrong.
 
     The same bytes are at offset x in one copy and at y in another. The first copy has no such batch at y, and the
-    second copy has none at x. Neither copy lacks the other copy's offset by damage or a missing file; or the second
-    has another batch at x. So one of the two base offsets is damaged. The batch stays that joins more of its
-    neighbours; of equals, the one whose copy has a batch at both offsets.
+    second copy has none at x. Neither copy lacks the other copy's offset by damage or a missing file; or the second has
+    another batch at x, and the first has none at y. So one of the two base offsets is damaged. The batch stays that
+    joins more of its neighbours; of equals, the one whose copy has a batch at both offsets.
     """
     batch = rows["batch"]
     delta = batch["last_offset"] - batch["base_offset"]
@@ -282,7 +282,7 @@ def _displaced(rows: np.ndarray, members: NDArray[np.int64], streams: Sequence[S
             sound = [i for i in of_y.values() if not streams[rows["stream"][i]].lacks_offset(x)]
             if y == x or copy in of_y or not sound:
                 continue
-            is_taken = any(_has_other_at(rows, i, x) for i in sound)
+            is_taken = not _has_other_at(rows, row, y) and any(_has_other_at(rows, i, x) for i in sound)
             if streams[rows["stream"][row]].lacks_offset(y) and not is_taken:
                 continue
             if (_joins(rows, row), int(not is_taken)) < (max(_joins(rows, i) for i in sound), len(sound)):
@@ -291,9 +291,12 @@ def _displaced(rows: np.ndarray, members: NDArray[np.int64], streams: Sequence[S
 
 
 def _has_other_at(rows: np.ndarray, i: int, offset: int) -> bool:
-    """Return whether the copy of a row has a batch at an offset."""
-    own = rows["batch"][rows["copy"] == rows["copy"][i]]
-    return bool(((own["base_offset"] <= offset) & (offset <= own["last_offset"])).any())
+    """Return whether the copy of a row has another batch at an offset. One with fewer records may be the same batch,
+    which a cleaner rewrote.
+    """
+    own, records = rows["batch"][rows["copy"] == rows["copy"][i]], rows["batch"]["records_count"][i]
+    there = (own["base_offset"] <= offset) & (offset <= own["last_offset"])
+    return bool((there & (own["records_count"] >= records)).any())
 
 
 def _joins(rows: np.ndarray, i: int) -> int:

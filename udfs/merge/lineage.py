@@ -73,9 +73,9 @@ class Chain:
 
 
 def confirmed_epochs(runs: Iterable[Sequence[EpochRun]], files: Iterable[Sequence[EpochEntry] | None]) -> set[int]:
-    """Return the epochs that some checkpoint names, or more than one batch of all copies has where epochs rise."""
+    """Return the epochs that some checkpoint names, or more than one batch of all copies has."""
     counts: dict[int, int] = {}
-    for run in (run for of in runs for run in _rising(list(of))):
+    for run in (run for of in runs for run in of):
         counts[run.epoch] = counts.get(run.epoch, 0) + run.batches
     named = {epoch for of in files for epoch, _ in of or ()}
     return named | {epoch for epoch, n in counts.items() if n > 1 and epoch >= 0}

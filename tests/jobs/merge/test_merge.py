@@ -393,6 +393,20 @@ def test_batch_moved_onto_its_neighbour_is_replaced(tmp_path: Path) -> None:
     assert text(tmp_path / "out") == whole
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [("p=1 | d=1 | e=1 | q=1", "p=1 | e=1 | d=1 | q=1"), ("p=1 | d=1 | g=1", "p=1 | f=1 | d=1 | g=1")]
+)
+def test_copies_with_equal_batches_at_other_offsets_are_refused(tmp_path: Path, one: str, other: str) -> None:
+    """Each copy has another batch where the other copy has an equal one: neither order is the log's."""
+    same_time = "~1700000000000"
+    of = [
+        write(tmp_path / f"broker-{n}", " | ".join(word.strip() + same_time for word in log_.split("|")))
+        for n, log_ in enumerate((one, other))
+    ]
+    report = run_merge(of, tmp_path / "out")
+    assert single_partition(report).refused, report.to_text()
+
+
 def test_sound_batch_between_two_damaged_ones_is_found(tmp_path: Path) -> None:
     """The length before it is lost. The batch after it shows the offset that follows."""
     of = write(tmp_path / "broker-1", "a=1 | b=1 | c=1 | d=1")
