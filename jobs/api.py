@@ -106,9 +106,9 @@ def compact() -> CompactReport:
     run). Each task pauses after a read or write for as long as that should have taken. Threads share the limit. On
     Spark each task gets the limit divided by the tasks that can run at once, so a run with fewer tasks stays below it.
     The limit covers logs, their indexes and all data that is made from them; not listings, state tables, and what Spark
-    moves by itself (key hashes of large partitions, `lookup --at`). In Google's store 8 MB
-    more count for each log that is read backwards, because its library fetches that much in vain. `verify`, `reindex`,
-    `convert`, `inspect`, `report`, `erase`, `lookup --store`, audits and `restore` keep to the same setting.
+    moves by itself (key hashes of large partitions, `lookup --at`). In Google's store 8 MB more count for each log that
+    is read backwards, because its library fetches that much in vain. `verify`, `reindex`, `convert`, `inspect`,
+    `report`, `erase`, `lookup --store`, audits and `restore` keep to the same setting.
 
     **Concurrent runs.** A run holds a [lease](/../jobs/store/STORE.md#several-runs-at-once) in the store, which names
     its partitions, host and process id. A second run on one of these partitions ends with exit code 4 before it reads a

@@ -294,9 +294,10 @@ def _has_other_at(rows: np.ndarray, i: int, offset: int) -> bool:
     """Return whether the copy of a row has another batch at an offset. One with fewer records may be the same batch,
     which a cleaner rewrote.
     """
-    own, records = rows["batch"][rows["copy"] == rows["copy"][i]], rows["batch"]["records_count"][i]
+    own, batch = rows["batch"][rows["copy"] == rows["copy"][i]], rows["batch"][i]
     there = (own["base_offset"] <= offset) & (offset <= own["last_offset"])
-    return bool((there & (own["records_count"] >= records)).any())
+    other = (own["base_offset"] != batch["base_offset"]) & (own["records_count"] >= batch["records_count"])
+    return bool((there & other).any())
 
 
 def _joins(rows: np.ndarray, i: int) -> int:
